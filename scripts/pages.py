@@ -212,7 +212,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
 
 
 def first_picture(notebook: NotebookNode) -> str:
-    """The ``<img>`` of the cell tagged ``hero``, or else the first of the notebook; empty if it has none."""
+    """The ``<img>`` of the cell tagged ``hero``, else the notebook's first; empty if there is none."""
     heroes = [cell for cell in notebook.cells if "hero" in tags_of(cell)]
     outputs = [out for cell in heroes or notebook.cells for out in cell.get("outputs", ())]
     images = re.findall(r"<img [^>]*>", " ".join(out.get("data", {}).get("text/html", "") for out in outputs))
@@ -360,7 +360,7 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """A widget at all its positions, or at as many as fit into ``most`` bytes; only those are drawn."""
+    """A widget at all its positions, or at as many positions as fit into ``most`` bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
 
     @cache

@@ -76,7 +76,7 @@ def place(rank: int) -> tuple[int, int]:
 
 
 def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
-    """The pieces that each rank holds at a moment, and those that it receives and only adds up."""
+    """The pieces that each rank holds at a moment, and the pieces that it receives only to add them up."""
     held = [diary.tiles[matrix] for diary in run.diaries]
     for at in (run.grid.at(rank) for rank in run.grid.ranks):
         near = sorted({*at.group("dp"), *at.group("tp")}, key=lambda other: other != at.rank)

@@ -115,7 +115,7 @@ class SleepStep:
 
 
 def cases(ranks: Sequence[int]) -> list[SleepCase]:
-    """Equal matrices, unequal ones, and experts next to dense ones, on each number of ranks."""
+    """Equal matrices, unequal matrices, and experts next to dense matrices, on each number of ranks."""
     shapes = {"16 equal": EQUAL, "16 unequal": UNEQUAL, "48 experts, 16 dense": EXPERTS}
     return [
         SleepCase(name, its, count, NAP, limit)

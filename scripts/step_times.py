@@ -2,12 +2,12 @@
 
     python scripts/step_times.py
 
-measures more than sixty configurations. It predicts them from calibrations of this machine, one before and
-one after each link's runs, which time only single collectives and operations. The step is the package's own,
-over parameters and gradients of ones. It also times gradients that are sent during and after backward, and
-writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else should run.
-With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs Linux,
-network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
+measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
+single collectives and operations. One calibration runs before each link's steps, and one after them. The step
+is the package's own, over parameters and gradients of ones. It also times gradients that are sent during and
+after backward, and writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else
+should run. With --again it runs nothing, and only predicts the stored measurements again. A limited loopback
+needs Linux, network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from scripts.lab.benchmarks.turns import slowest, take_turns, walk
 from scripts.other_process import run_shaped
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
-"""Timed steps on each link; fewer on slow links, which take longer and vary less."""
+"""Timed steps on each link. On slow links a few steps suffice, because they take longer and vary less."""
 OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 TITLE, REDUCTIONS = "Seconds of a step, predicted and measured", "Gradient reduction during backward"
 TELLING = 0.10

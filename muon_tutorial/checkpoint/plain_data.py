@@ -114,7 +114,7 @@ def _dumped(value: Any) -> bytes | None:
 
 
 def _culprit(name: str, value: Any) -> tuple[str, Any]:
-    """The innermost part that cannot be saved, after its path, such as ``extra['x'][0]``."""
+    """Find the innermost part that cannot be saved: its path, such as ``extra['x'][0]``, and its value."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]

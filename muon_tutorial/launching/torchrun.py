@@ -95,7 +95,8 @@ def agent_name() -> str | None:
 def names_of_job(agents: Iterable[object]) -> list[str]:
     """Return names by which later ranks recognize this job: its agents' names, and perhaps its id.
 
-    Two jobs may get the same id (``--rdzv-id``), so on one machine it is used only if agents have no names.
+    Two jobs may get the same id (``--rdzv-id``), so on one machine the id is used only if agents have no
+    names.
     """
     agents = [*agents]
     return _names(agents, with_id=not (_on_one_machine() and any(agents)))

@@ -259,7 +259,7 @@ def _norms(X: Tensor) -> Tensor:
 
 
 def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
-    """Scale ``X``, which has Frobenius norm 1, as the recipe says, and ``A = XXᵀ`` with it."""
+    """Scale ``X``, whose Frobenius norm is 1, as the recipe says, and scale ``A = XXᵀ`` to match."""
     if recipe.scaling == "schatten":
         # ‖A‖ ≥ ‖X‖²/√n = 1/√n. For a matrix of norm below eps it is less, and the clamp keeps X small.
         squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)

@@ -242,7 +242,7 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
     """Operations per second of Newton–Schulz's products of square matrices, by their side.
 
-    Each result goes to new memory, as in a step; into the same memory, products are a fifth faster.
+    Each result goes to new memory, as in a step. With the same memory each time, products are a fifth faster.
     """
     rates: list[tuple[float, float]] = []
     for side in sides:
@@ -397,8 +397,8 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
 
 def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
-    """Fit the costs. ``link``: each sample's seconds on the link; samples that wait for it tell nothing about
-    processors."""
+    """Fit the costs. ``link``: each sample's seconds on the link. Samples that wait for the link say
+    nothing about processors."""
     waits = torch.zeros(len(table), dtype=torch.bool)
     costs = torch.zeros(table.shape[1], dtype=table.dtype)
     for _ in range(REFITS):

@@ -26,7 +26,7 @@ from .transformers_models import shape_from_transformers
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
 Flag = bool | tuple[str, bool]
-"""Whether a model has something: True, False, or the config's key that says so, with a default value."""
+"""Whether a model has something: True, False, or the config's key for it and the key's default."""
 
 ATTENTION_BIAS: Flag = ("attention_bias", False)
 MLP_BIAS: Flag = ("mlp_bias", False)

@@ -96,8 +96,8 @@ Trace = tuple[WalkedTurn, ...]
 class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind of rank at each kept position of its group.
 
-    ``roots``: a trace may come from another bucket, so this maps each root that a trace names to this
-    bucket's root; both are positions along dp.
+    A trace may come from another bucket: ``roots`` maps each root in a trace to this bucket's root. Both
+    are positions along dp.
     """
 
     traces: tuple[Trace, ...]

@@ -304,7 +304,8 @@ def estimate_parts(
 
 
 def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
-    """The estimate with master weights, if there are any; ``state``: its momentum's bytes per element."""
+    """The estimate with the bytes of master weights, if there are any. ``state``: bytes of momentum per
+    element."""
     each = 0 if dtypes.master is None else dtypes.master.itemsize
     return replace(one, master=one.momentum // state * each)
 

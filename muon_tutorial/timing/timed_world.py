@@ -445,7 +445,7 @@ class _Clockwork:
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
         """Send a message. Each of the two ranks does half of the work on its bytes. The message waits for
-        earlier ones between the same ranks; on a bus, for all earlier ones."""
+        earlier messages between the same ranks or, on a bus, for all earlier messages."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
         travelling = GlooTraffic(data, 1, 0).tcp

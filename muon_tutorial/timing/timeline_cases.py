@@ -42,7 +42,7 @@ class TimelineTask:
     def plan(self, strategy: str) -> Plan:
         """The plan of a strategy. ``owner`` expects that each matrix is cut over dp, as with FSDP2.
 
-        Buckets have two matrices; with ``owner``, one for each rank to work on.
+        Buckets have two matrices or, with ``owner``, one for each rank.
         """
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]

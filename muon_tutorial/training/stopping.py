@@ -115,7 +115,7 @@ def heeding_signals(
 
 @contextmanager
 def passing_signals_on(saving: Saving) -> Iterator[None]:
-    """In a rank of ``launch()``, pass a signal's request on to all ranks: SIGXCPU, say, reaches only one."""
+    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one."""
 
     def handle(number: int, _: object) -> None:
         if saving.acts[_name(number)] == "save":
@@ -129,7 +129,7 @@ def passing_signals_on(saving: Saving) -> Iterator[None]:
 
 @contextmanager
 def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
-    """While there is nothing to save, let signals end this process, except those that only ask to save.
+    """While there is nothing to save, let signals end this process, except signals that only ask to save.
 
     Yields the function that ends the process. It works once: a signal that comes while the process ends
     changes nothing.

@@ -1,7 +1,8 @@
 """Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
 Each rank becomes a process, and so does each rank's GPU, with the threads that the profiler saw. Above them
-are our own tracks: one shows where the time goes, others the collectives, one track for each in flight.
+are our own tracks. One shows where the time goes. The others show collectives, on as many tracks as
+collectives were in flight at once.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """

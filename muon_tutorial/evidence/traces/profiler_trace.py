@@ -135,7 +135,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class NameSum:
-    """Events of one name and sort: their number, and the sum of their durations in nanoseconds."""
+    """Events with the same name and ``sort``: their number, and the sum of their durations in nanoseconds."""
 
     name: str
     sort: Sort

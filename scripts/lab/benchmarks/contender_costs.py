@@ -1,7 +1,8 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
-All ranks must make the same calls. Bytes are counted from the requests and by the kernel's TCP counters of
-this process; if only the ranks use a network interface, also by the interface's counter. Seconds are measured
+All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
+TCP counters of this process. If only the ranks use a network interface, the interface's counter is a third
+way. Seconds are measured
 for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's collectives
 alone, repeated without computation in between.
 """

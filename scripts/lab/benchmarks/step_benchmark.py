@@ -67,7 +67,7 @@ class StepSet:
 
 @dataclass(frozen=True, slots=True)
 class ContenderSteps:
-    """One contender's steps: seconds, one per round, and facts about its first one.
+    """One contender's steps: the seconds of one step per round, and facts about its first step.
 
     ``cosine`` compares its update of the first layer with torch's, each as one vector.
     """

@@ -167,7 +167,7 @@ def left_on_disk(root: Path) -> Seen:
 
 
 def _load_newest(store: CheckpointManager) -> int | None:
-    """The step of the newest checkpoint; None if its tensors are not those expected after this step."""
+    """The step of the newest checkpoint; None if its tensors are not as expected after this step."""
     model, both = saved_job.build("", None)
     model.fill(OTHER)
     step = store.load(model, both)["step"]

@@ -124,7 +124,7 @@ def warm_up() -> None:
 
 
 def _of_error(case: Case, error: Exception) -> Seen:
-    """The observations from a launch's error: its text, its rank, and signals other than the fault's."""
+    """The observations from a launch's error: its text, its rank, and signals that the fault did not send."""
     kind, text = type(error).__name__, str(error)
     if not isinstance(error, LaunchError):
         return Seen(message=f"{kind}: {text}", message_type=kind, named=isinstance(error, TutorialError))

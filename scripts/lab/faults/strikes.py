@@ -35,7 +35,7 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def _stop_for(seconds: float) -> None:
-    """Stop this process; a child process wakes it, since it cannot wake itself."""
+    """Stop this process (SIGSTOP). A child process wakes it, because it cannot wake itself."""
     pid = os.getpid()
     if os.fork() == 0:
         time.sleep(seconds)

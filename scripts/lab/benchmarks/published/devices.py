@@ -14,7 +14,7 @@ from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine, Rates
 
 REACHED = 0.8
-"""The fraction of its bandwidth that a link inside a node reaches; machine files assume it for NVLink."""
+"""A link inside a node reaches this fraction of its bandwidth. Machine files assume the same for NVLink."""
 
 A100_PEAK, A100_MEMORY = 312e12, 2.039e12
 

@@ -31,7 +31,8 @@ def moonlight() -> tuple[Matrix, ...]:
 
 
 def in_one(builder: Builder, matrices: Sequence[Matrix], grid: Grid) -> Plan:
-    """A plan that sends all matrices in one round, as the published methods do; by default we do not."""
+    """A plan that sends all matrices in one round, as the published methods do. Our default is several
+    rounds."""
     return builder(matrices, grid, round_bytes=ONE_LIST)
 
 
@@ -52,7 +53,8 @@ def upper_bound() -> float:
 
 
 def lower_bound() -> float:
-    """``upper_bound``'s ratio if only matrices that lie on several ranks are gathered; a mean over ranks."""
+    """The ratio of ``upper_bound`` if only matrices that lie on several ranks are gathered; a mean over
+    ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders

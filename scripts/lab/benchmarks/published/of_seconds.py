@@ -133,8 +133,8 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 def awaited_at_the_end() -> float:
     """Seconds of a step that waits for each all_gather, over seconds of a step that waits only at the end.
 
-    Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of every eight, each rank
-    steps one, and an all_gather sends the eight results to all ranks.
+    Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of eight parameters,
+    each rank steps one, and an all_gather sends the eight results to all ranks.
     """
     return _stepped(in_flight=1) / _stepped(in_flight=10**6)
 
