@@ -153,7 +153,7 @@ def _orthogonalize(
     eps: float,
     workspace: Workspace,
 ) -> None:
-    """Write the orthogonal factor of a matrix, or those of a stack in one run, into ``out``.
+    """Write the orthogonal factor of a matrix, or of each matrix in a stack, into ``out``.
 
     A tall matrix is transposed first. In bf16 the transpose is copied into row-major order, because products
     on a transposed view would take longer than the copy; in fp32 the view is used.

@@ -131,7 +131,7 @@ norm below ``eps``, stays small, as with stock; only turbo's scaling makes it la
 """
 
 LARGER_UPDATES = (1.03, 1.18)
-"""The least and the largest ratio of an update's Frobenius norm to that of stock's, on one Gaussian matrix.
+"""The least and the largest ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix.
 The ratio is above 1 because stock leaves most singular values below 1. Measured: 1.04 on 384 × 768 to 1.15 on
 256 × 64. The bounds do not hold for ``"float32"`` and ``"gram"``, which have stock's coefficients."""
 

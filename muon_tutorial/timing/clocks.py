@@ -43,11 +43,10 @@ AS_IT_IS = Speed()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a
+    """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a rank.
 
-    rank. One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others``
-
-    seconds for ranks that came later, and ``exposed`` seconds for bytes.
+    One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others`` seconds for
+    ranks that came later, and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]
@@ -162,7 +161,7 @@ def _wait(clocks: _Clocks, task: _Task) -> None:
 
 
 def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> None:
-    """Begin a collective in every group in which positions ask, and note when it is done."""
+    """Begin a collective in every group that requests one, and note when it is done."""
     if turn.root is not None:
         makes_it = 1.0 if turn.asks is None else turn.asks[turn.root]
         clocks.now[(slice(None), *turn.root)] += makes_it * asked.root_copy

@@ -337,9 +337,9 @@ class RankWalks:
         kept: np.ndarray,
         times: np.ndarray,
     ) -> WalkedBucket:
-        """Walk a bucket on the positions in ``kept``. ``times``: how many equal positions each kept one
+        """Walk a bucket on the ``kept`` positions.
 
-        stands for. ``signs``: the signs that ``_kinds`` gave the positions.
+        ``times``: how many equal positions each one stands for. ``signs``: what ``_kinds`` gave them.
         """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]

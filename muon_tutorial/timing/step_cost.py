@@ -185,7 +185,7 @@ def estimate(
 
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> StepEstimate:
-    """The cost of a plan's step; ``name`` becomes its strategy."""
+    """The cost of a plan's step; ``name`` becomes the estimate's ``strategy``."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
     mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]

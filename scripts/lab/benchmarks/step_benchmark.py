@@ -2,8 +2,8 @@
 
 All contenders step the same parameters with the same gradients, in turns within one process, so that other
 load on the machine slows all of them alike. Each has a momentum of its own. The first step of each
-contender is not timed. From it follow the memory of a step, its products, and how close the update is to
-torch's update.
+contender is not timed. It shows how much memory a step takes, which products it computes, and how close its
+update is to torch's.
 """
 
 from __future__ import annotations

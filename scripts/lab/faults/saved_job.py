@@ -99,7 +99,7 @@ def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
 
 
 def parameters_equal(model: Model, steps: int) -> bool:
-    """Whether this rank's parameters, or its shards of them, are those expected after ``steps`` steps."""
+    """Whether this rank's parameters, or its shards of them, are as expected after ``steps`` steps."""
     return all(
         job.raw_bytes(local_part(param.detach())) == job.raw_bytes(local_part(_cut(whole, param)))
         for param, whole in zip(model.parameters(), expected(steps)[0], strict=True)

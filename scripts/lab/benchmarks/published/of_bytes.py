@@ -112,10 +112,9 @@ def step_moves_nothing() -> float:
 
 
 def submatrices(D: int) -> list[Matrix]:
-    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, in D shards. The
+    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, in D shards.
 
-    shapes follow from the published all_to_alls: each of two ranks sends 640 rows of a matrix with 5120
-
+    The shapes follow from the published all_to_alls: each of two ranks sends 640 rows of a matrix with 5120
     rows, and 2560 rows of one with 20480.
     """
     shapes = [(1280, 5120)] * 32 + [(5120, 5120)] * 16
