@@ -245,7 +245,7 @@ class _Tables:
         return turns
 
     def _thin(self, table: Sequence[Any]) -> list[np.ndarray]:
-        """Each turn's values by kind of rank; equal values are kept once, with length 1 along all axes."""
+        """Each turn's values by kind of rank. If all are equal, one is kept, with length 1 along all axes."""
         values = np.array(table)
         firsts = values[..., :1]
         alike = (values == firsts).reshape(len(values), -1).all(axis=1)
