@@ -1,4 +1,4 @@
-"""Makes the tables that need no processes: bytes by formulas, ledgers, Gloo and rings; many ranks."""
+"""Makes the tables of predictions. They need no processes, so they cover thousands of ranks."""
 
 from __future__ import annotations
 
