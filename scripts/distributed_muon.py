@@ -1,4 +1,4 @@
-"""The training job as a script: run directly, it starts its own processes; under torchrun, it is one of them.
+"""The training job as a script. Run directly, it starts its own processes; torchrun runs it in each process.
 
 python scripts/distributed_muon.py --dp 2 --tp 2
 torchrun --standalone --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl

@@ -1,9 +1,9 @@
-"""Records what the essay shows from the package, as plain data.
+"""Records from the package, as plain data, everything that the essay shows.
 
-The data come from runs and predictions of the package: a step of a small GPT in the stepping world, on each
-of the ``GRIDS``; the network's states; trainings in which one rank is sabotaged; a real gradient,
-orthogonalized whole and in pieces; the planner's predictions for a large model; and steps that were recorded
-on real processes. The page itself computes nothing of Muon: it only looks numbers up.
+The data come from runs and predictions: a step of a small GPT in a ``LocalWorld``, on each of the ``GRIDS``;
+the states that this step can be in; trainings in which one rank is sabotaged; a real gradient, orthogonalized
+whole and in pieces; the planner's predictions for a large model; and steps that were recorded on real
+processes. The page only looks these numbers up.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ NETWORKS = ((2, 1), (2, 2), (3, 2), (4, 2), (2, 4))
 SABOTAGED = 4
 MODEL, MODEL_TP = "llama-3.1-8b", 8
 RANKS = tuple(MODEL_TP * 4**power for power in range(5))
-"""The numbers of ranks for the large model: one node of eight, then four times as many each, up to 2,048."""
+"""The numbers of ranks for the large model: 8, 32, 128, 512 and 2,048."""
 STRATEGIES = ("replicated", "round_robin", "zero1", "zero1 boundary", "layerwise", "gram")
 DOINGS = ("product", "copy", "wait", "transfer")
 _MICRO = 1e6
 
 
 def record() -> dict[str, Any]:
-    """Everything that the page shows, as plain data."""
     return {
         "phases": PHASES,
         "moments": MOMENTS,
@@ -60,7 +59,7 @@ def record() -> dict[str, Any]:
 
 
 def grid_data(dp: int, tp: int) -> dict[str, Any]:
-    """The step on one grid: what each rank holds under each strategy, the phases, and where entries lie."""
+    """The step on one grid: what each rank holds under each strategy, the phases, and the flat buffer."""
     run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
     plans = {name: step_cost.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
     return {
@@ -108,7 +107,7 @@ def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
 
 
 def bucket_data(plan: Plan) -> dict[str, Any]:
-    """The flat buffer: its length, a slice's length, each matrix's range, and every run of entries in it."""
+    """The flat buffer: its length, a slice's length, and each matrix's range and runs (``runs_of``)."""
     [bucket], grid = plan.buckets, plan.grid
     length = bucket.length(bucket.model_layout, grid.at(0))
     size = bucket.length(bucket.storage_layout, grid.at(0))
@@ -123,7 +122,7 @@ def bucket_data(plan: Plan) -> dict[str, Any]:
 
 
 def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, int]]:
-    """The runs of entries in a rank's slice, in order: matrix, row, first column, entries, offset."""
+    """Pieces of rows in a rank's slice, in order: matrix, row, first column, number of entries, offset."""
     [bucket] = plan.buckets
     for held in bucket.stored_shards(at):
         offset = held.in_buffer[0]
@@ -136,15 +135,15 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
 
 
 def network_data(dp: int, tp: int) -> dict[str, Any]:
-    """Every state that a step can be in, the groups that are ready then, and the states that they lead to.
+    """Every state that a step can be in: which groups can be answered, and to which state each answer leads.
 
-    Two orders lead to the same state if each group has been answered equally often in both.
+    Two orders of answers lead to the same state if each group has been answered equally often in both.
     """
     network = Network(dp, tp, SEED)
     known: dict[tuple[tuple[Group, int], ...], int] = {(): 0}
     states: list[dict[str, Any]] = []
     waiting: list[tuple[Group, ...]] = [()]
-    for path in waiting:  # grows while it is walked
+    for path in waiting:  # the loop adds to this list
         network.restart()
         for group in path:
             network.answer(group)
@@ -174,7 +173,7 @@ def orders(states: Sequence[dict[str, Any]]) -> int:
 
 
 def saboteur_data() -> dict[str, Any]:
-    """For each saboteur, matrix and fault: which ranks have each matrix wrong at each moment, as bits."""
+    """For each sabotaged rank, matrix and fault: which ranks have a wrong matrix at each moment, as bits."""
     runs = {}
     for rank in range(SABOTAGED):
         for matrix in SHAPES:
@@ -189,7 +188,7 @@ def saboteur_data() -> dict[str, Any]:
 
 
 def alone_data() -> dict[str, Any]:
-    """Shards orthogonalized alone: a shade per 4 × 4 entries, and the distance from the correct update."""
+    """Shards that are orthogonalized alone: shades of 4 × 4 entries, and how far off the update is."""
     found = {}
     for matrix in cuts.matrices():
         for cut in cuts.DIMS:
@@ -227,7 +226,7 @@ def scale_data() -> dict[str, Any]:
 
 
 def timeline_data() -> dict[str, Any]:
-    """Steps recorded on real processes over two links, and the predicted seconds of each; spans in µs."""
+    """Steps recorded on real processes over two links, with spans in µs, and their predicted seconds."""
     recording, steps = recorded(), {}
     predicted = predict_recorded(recording)
     for step in recording.steps:

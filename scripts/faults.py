@@ -124,7 +124,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """Of the refusals of a fault on one rank, the fraction that name the rank."""
+    """Among faults of one rank that gave an error: the fraction in which the error names this rank."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 
@@ -189,7 +189,6 @@ def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:
 
 
 def repeat_line(case: Case, size: int) -> str:
-    """The command that runs one case again."""
     return f"python scripts/faults.py --seed {case.seed} --count {size} --case {case.number}"
 
 

@@ -1,4 +1,4 @@
-"""Writes the scripts' files, each whole or not at all, runs their commands, and prints errors as one line."""
+"""Shared by the scripts: writes each file whole or not at all, and prints an error as one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def count(text: str) -> int:
 
 
 def made(folder: Path) -> Path:
-    """A folder to write to, made if it was missing.
+    """Make a folder to write to, if it is missing.
 
     Raises:
         UsageError: the path is a file, or the folder cannot be made or written to.
@@ -48,7 +48,7 @@ def write_all(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def write_changed(texts: Mapping[Path, str]) -> None:
-    """Write the texts that differ from what their files hold, each whole, and print their names."""
+    """Write the texts that differ from their files, each whole, and print the files' names."""
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
@@ -56,7 +56,7 @@ def write_changed(texts: Mapping[Path, str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file; an existing file stays until all of the new one is written.
+    """Write a text file. An existing file is replaced only when all of the new one is written.
 
     Raises:
         UsageError: it cannot be written.
@@ -82,9 +82,8 @@ def run_writer(
 ) -> int:
     """The command line of a script that writes into a folder; returns the exit code.
 
-    ``write`` gets the folder of ``--out``, which is ``target`` by default. ``names`` is the help of an
-    argument for lessons' names; if it is given, ``write`` gets those names. ``still`` adds the option
-    ``--still``.
+    ``write`` gets the folder of ``--out``, which is ``target`` by default. With ``names``, a help text, the
+    command also takes lessons' names, and passes them to ``write``. ``still`` adds the option ``--still``.
     """
     parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
     default = target.relative_to(ROOT)

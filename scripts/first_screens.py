@@ -1,4 +1,4 @@
-"""Photographs the first screen of every lesson's page, and checks that question and picture are on it.
+"""Takes a screenshot of the top of every lesson's page, and checks that question and picture are on it.
 
     python scripts/first_screens.py [00 …] [--out FOLDER]     written to dist/first_screens/
 
@@ -28,7 +28,7 @@ from scripts.files import ROOT, made, run_writer
 TARGET = ROOT / "dist" / "first_screens"
 SCREENS = ((1200, 900), (400, 800))
 """Width and height of a laptop's window and of a phone, in pixels."""
-FLAGS = (  # besides those that chromedriver sets
+FLAGS = (  # in addition to chromedriver's own flags
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -67,7 +67,7 @@ def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
         options.add_argument(flag)
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        # JupyterLab's current widget is the one that was focused last, and a headless window may never be.
+        # JupyterLab needs focus to have a current widget, and a headless window may never be focused.
         driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         yield driver
     finally:
@@ -93,7 +93,7 @@ def requested(driver: Any) -> list[str]:
 
 
 def problems(driver: Any, height: int) -> list[str]:
-    """What is wrong with the open page's first screen: title, question or hero picture is not on it."""
+    """The errors of the open page: its title, question or hero picture is not on the first screen."""
     title, question, hero, size = driver.execute_script(_BOXES)
     seen = 1.0  # the fraction of the picture's height that is above the lower edge of the screen
     if hero:
@@ -106,7 +106,7 @@ def problems(driver: Any, height: int) -> list[str]:
         "the question is not on the first screen": not (question and question["bottom"] <= height),
         "there is no hero picture": not hero,
         "more than half of the hero picture is below the screen": seen < 0.5,
-        "the hero picture's type is smaller than 11 pixels": hero and size < 0.75,  # of 11 points
+        "the hero picture's type is smaller than 11 pixels": hero and size < 0.75,  # it has 11 points
     }
     return [what for what, is_so in wrong.items() if is_so]
 

@@ -24,13 +24,13 @@ def gaussian(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def updates(*parts: Tensor) -> tuple[Tensor, Tensor]:
-    """The stack of updates if each matrix is orthogonalized alone, and the update of their stack as one."""
+    """Orthogonalize each matrix alone and stack the updates; then stack first, and orthogonalize as one."""
     alone = [zeropower_via_newtonschulz(part).float() for part in parts]
     return torch.cat(alone), zeropower_via_newtonschulz(torch.cat(parts)).float()
 
 
 def gate_and_up(seed: int, larger: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The same for gate and up, 688 × 256 each. Gate's gradient is scaled to be ``larger`` times up's."""
+    """The ``updates`` for gate and up, 688 × 256 each. Gate's gradient is scaled by ``larger``."""
     return updates(gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000))
 
 
@@ -53,7 +53,7 @@ ROWS: dict[str, Callable[[int], float]] = {
         *updates(*gaussian(256, 256, seed).chunk(2))  # DeepSpeed's issue 8437
     ),
 }
-"""What each row of the table says, and its figure for a seed."""
+"""The rows of the table: each one's text, and its figure for a seed."""
 
 
 if __name__ == "__main__":  # the table of docs/evidence.md

@@ -2,8 +2,8 @@
 
     python scripts/gram.py
 
-writes results/gram.md and gram.json. Seconds are measured on four real ranks of one thread each, strategies
-taking turns, so nothing else should run meanwhile. It takes two minutes.
+writes results/gram.md and gram.json. Seconds are measured on four real ranks of one thread each, and the
+strategies take turns. It takes two minutes, and nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SIDES = ((96, 384), (384, 96), (512, 512))
 """Wide and cut along columns; tall and cut along rows; square."""
 TP = (2, 4, 8)
 ONE_PROCESS = {STOCK: "gram", "gram": "gram", "minimax": "minimax"}
-"""By the recipe of a parameter group: the recipe that runs the same iteration in one process."""
+"""For each recipe of a parameter group: the recipe that runs the same iteration in one process."""
 WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
     "4 of 512 × 4096": ((512, 4096), 4),
     "1 of 512 × 4096": ((512, 4096), 1),
@@ -68,9 +68,9 @@ SHORT = 1024
 class Distance:
     """How far an update in shards is from the update of one process.
 
-    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, where X is the update in shards and Y that of one process: the
-    same recipe's for ``gram``, stock's for ``stock``. ``mine`` and ``stocks`` are the qualities of X and of
-    stock's Y.
+    X is the update in shards, and Y the update of one process. ``gram`` is ‖X − Y‖/‖Y‖ if Y is made by the
+    same recipe. ``stock`` is ‖X − Y‖/‖Y‖ if Y is made by the recipe "stock". ``mine`` is the quality of X,
+    ``stocks`` the quality of the Y by "stock".
     """
 
     sides: tuple[int, int]
@@ -84,7 +84,6 @@ class Distance:
 
 
 def distances(sides: Sequence[tuple[int, int]] = SIDES, tps: Sequence[int] = TP) -> Iterator[Distance]:
-    """Measure every spectrum, size, tp and recipe."""
     for shape in sides:
         for spectrum, sample in draw_samples(*shape).items():
             for name, tp in product(ONE_PROCESS, tps):
@@ -106,7 +105,7 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
     dim = 0 if sides[0] > sides[1] else 1
     grid = Grid.of(dp=1, tp=tp)
     plan = gram(matrices(sides, 1, tp), grid)
-    pieces = G.split(Shard(dim).lengths(G.size(dim), tp), dim)  # as DTensor cuts
+    pieces = G.split(Shard(dim).lengths(G.size(dim), tp), dim)  # cut as in a DTensor
     still = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
     group, steps = {**SETTINGS, **still, "orthogonalize": name}, []
     for rank, piece in enumerate(pieces):  # a parameter of zeros, which becomes −update
@@ -121,7 +120,6 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
 
 
 def distance_table(found: Sequence[Distance], command: str) -> Table:
-    """The largest distance of each spectrum and tp, over shapes."""
     rows: list[TableRow] = []
     for name, spectrum, tp in dict.fromkeys((one.orthogonalize, one.spectrum, one.tp) for one in found):
         same = [one for one in found if (one.orthogonalize, one.spectrum, one.tp) == (name, spectrum, tp)]
@@ -153,18 +151,17 @@ def matrices(sides: tuple[int, int], count: int, tp: int) -> list[Matrix]:
 
 
 def plan_of(strategy: str, work: str, tp: int) -> Plan:
-    """A strategy's plan for the work ``work`` on ``tp`` ranks."""
     return STRATEGIES[strategy](matrices(*WORKS[work], tp), Grid.of(dp=1, tp=tp))
 
 
 def gram_formula(sides: tuple[int, int], count: int, tp: int) -> int:
-    """Bytes that each rank sends on a ring: ``2(T−1)/T`` of fp32 upper triangles, ``4·n(n+1)/2`` each."""
+    """Bytes that each rank sends on a ring: ``2(T−1)/T`` times the upper triangles in fp32."""
     n = min(sides)
     return 2 * (tp - 1) * count * 4 * (n * (n + 1) // 2) // tp
 
 
 def gather_formula(sides: tuple[int, int], count: int, tp: int) -> int:
-    """Bytes that each rank sends if every matrix is gathered in bf16: ``2·(T−1)`` per element it holds."""
+    """Bytes that each rank sends if every matrix is gathered in bf16: ``2·(T−1)`` per held element."""
     return 2 * (tp - 1) * count * (sides[0] * sides[1] // tp)
 
 
@@ -177,7 +174,6 @@ FORMULAS = {"gram": gram_formula, "zero1": gather_formula, "owner": owner_formul
 
 
 def bytes_table(command: str) -> Table:
-    """Bytes by the ledger and by the formula, for each work, tp and strategy."""
     rows: list[TableRow] = []
     for work, tp, strategy in product(("4 of 512 × 4096", "4 of 1024 × 1024"), TP, FORMULAS):
         plan = plan_of(strategy, work, tp)
@@ -234,7 +230,6 @@ def _times_on_a_rank(rank: int, work: str, rounds: int) -> dict[tuple[str, str],
 
 
 def times_table(found: Sequence[StepTimes], command: str) -> Table:
-    """Median times, and their ratios to ``gram``'s with the same recipe."""
     rows: list[TableRow] = []
     for one in found:
         for (strategy, recipe), seconds in one.seconds.items():
@@ -263,7 +258,6 @@ def times_table(found: Sequence[StepTimes], command: str) -> Table:
 
 
 def regime_table(machine: str, command: str) -> Table:
-    """The planner's figures for eight matrices of 1024 rows, over column counts and numbers of ranks."""
     rows: list[TableRow] = []
     for aspect, tp in product(ASPECTS, TP):
         grid, given = Grid.of(dp=1, tp=tp), matrices((SHORT, aspect * SHORT), 8, tp)

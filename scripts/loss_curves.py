@@ -46,7 +46,7 @@ OPENING = (
     "time in four."
 )
 LAST = 20
-"""The number of last steps over which the mean loss is taken: a single batch's loss is noisy."""
+"""The final loss is a mean over this many steps, because a single batch's loss is noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Way:
 
 
 WAYS = (Way(STOCK), Way("gram"), Way("minimax"), Way("three_steps"), Way("three_steps", 0.87))
-"""The recipes among which ``"auto"`` chooses if fp32 products are fast. The last two recipes leave singular
-values closer to 1; torch's five steps leave them between 0.7 and 1.2, mostly below 1. So these two make
-larger updates, by 1/0.87 for a Gaussian matrix, and one run lowers the rate by that factor."""
+"""Recipes that ``"auto"`` may choose if fp32 products are fast. Torch's five steps leave singular values
+between 0.7 and 1.2, mostly below 1; ``minimax`` and ``three_steps`` leave them closer to 1. So their updates
+are larger, by 1/0.87 for a Gaussian matrix. The last run lowers the learning rate by that factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,6 @@ class WayCurve:
 
     @property
     def last(self) -> float:
-        """The mean loss of the last steps."""
         return statistics.fmean(self.losses[-LAST:])
 
 
@@ -88,7 +87,7 @@ def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[i
 
 
 def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
-    """One run of the main job's own trainer. All ranks of the settings' grid must call."""
+    """One run with the trainer of the main job. All ranks of the settings' grid must call it."""
     torch.set_num_threads(1)
     trainer = build_trainer(settings)
     for index, group in enumerate(trainer.optimizer.param_groups):
@@ -103,7 +102,6 @@ def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
 
 
 def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
-    """A row per run: its final losses, and their differences from stock's with the same seed."""
     stock = {curve.seed: curve for curve in curves if curve.way == STOCK}
     rows: tuple[TableRow, ...] = tuple(
         {
@@ -121,7 +119,6 @@ def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
 
 
 def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
-    """A row per way: the mean over seeds, the difference from stock, and the spread over seeds."""
     by_way: dict[str, list[WayCurve]] = {}
     for curve in curves:
         by_way.setdefault(curve.way, []).append(curve)

@@ -85,7 +85,7 @@ def all_tables(rounds: int, command: str) -> list[Table]:
 def counters_in_namespace(
     work: Workload, names: Sequence[str] = tuple(CONTENDERS)
 ) -> tuple[InterfaceFit | None, str]:
-    """Interface counters of the same work in a separate network namespace, or None; and why it is None."""
+    """Interface counters, measured in a separate network namespace; or None and the reason."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
     alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -125,7 +125,7 @@ PLOTS = (
 
 
 def plots(folder: Path, tables: Mapping[str, Table]) -> dict[str, str]:
-    """Draw bytes, seconds and state of the contenders as bars; returns the files' names and captions."""
+    """Draw bytes, seconds and state of the contenders as bars; returns captions by file name."""
     drawn = {}
     for stem, title, columns, unit, label in PLOTS:
         rows: Sequence[dict[str, Any]] = tables[title].rows

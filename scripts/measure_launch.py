@@ -37,7 +37,8 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
 
 
 def time_launch() -> tuple[float, float]:
-    """Return the seconds of one launch to the last rank's first collective, and the most private memory."""
+    """Return the seconds of a launch until every rank's first collective, and a rank's largest private
+    memory."""
     begun = time.monotonic()
     found = launch(first_collective, RANKS)
     return max(done for done, _ in found) - begun, max(memory for _, memory in found)

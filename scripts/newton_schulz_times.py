@@ -2,10 +2,10 @@
 
     python scripts/newton_schulz_times.py
 
-times every recipe on one layer of GPT-2 small and on 64 matrices of 128 × 128, on one thread, contenders
-taking turns, and writes results/newton_schulz.md, .json and .svg, and the lines in docs/evidence.md. If the
-CPU has bf16 instructions, a second process does the same with a oneDNN that may not use them, as on CPUs
-without them. It takes two minutes, and nothing else should run.
+times every recipe on one layer of GPT-2 small and on 64 matrices of 128 × 128, on one thread. The contenders
+take turns. It writes results/newton_schulz.md, .json and .svg, and the lines in docs/evidence.md. If the CPU
+has bf16 instructions, a second process repeats this without them, as on older CPUs. It takes two minutes, and
+nothing else should run.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Watch:
         return watched
 
     def remember(self, method: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a method of a class of children, to note each child on which it is called."""
+        """Wrap a method that starts a child process, so that each child is noted."""
 
         @functools.wraps(method)
         def noting(child: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ class Watch:
 
 
 def watch(shell: Any) -> Watch:
-    """Watch this kernel from now on. Run it in a separate cell, before the notebook's first."""
+    """Watch this kernel from now on. Call it in an extra cell, before the notebook's first one."""
     seen = Watch(shell)
     original = importlib.import_module("muon_tutorial.launching.launch").launch
     watched = seen.count_ranks(original)
@@ -160,7 +160,6 @@ def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
 
 
 def tags_of(cell: Mapping[str, Any]) -> list[str]:
-    """A cell's tags."""
     return cell.get("metadata", {}).get("tags", [])
 
 

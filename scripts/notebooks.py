@@ -49,7 +49,7 @@ METADATA = {
     "language_info": _PYTHON,
 }
 KEPT = ("tags", "jupyter")
-CELL_LIMIT = 300  # seconds, enough even on a machine that is five times too busy
+CELL_LIMIT = 300  # seconds for a cell, enough even on a very busy machine
 
 
 class NotebookProblemsError(RuntimeError):
@@ -67,7 +67,7 @@ def built_path(source: Path) -> Path:
 
 
 def read_text(text: str) -> NotebookNode:
-    """The notebook a py:percent text describes: no outputs, ids from position and title."""
+    """The notebook that a py:percent text describes, without outputs; ids come from position and title."""
     notebook = jupytext.reads(text.strip(), fmt="py:percent")
     notebook.metadata = NotebookNode(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -146,7 +146,7 @@ def execute(
             cwd=folder,
             progress_bar=False,
             execution_timeout=CELL_LIMIT,
-            shutdown_kernel="immediate",  # a polite end waits for the warm server, which ends with its kernel
+            shutdown_kernel="immediate",  # else it would wait for the fork server, which waits for the kernel
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
@@ -160,8 +160,8 @@ async def _get_msg_looking_again(
 ) -> dict[str, Any]:
     """Wait for a message, and look again each second.
 
-    nbclient sends an ``Output`` widget's content over the socket at which it waits for a cell's reply. If the
-    reply comes at the same moment, nothing wakes nbclient up until its timeout.
+    nbclient sends the content of an ``Output`` widget over the same socket on which it waits for a cell's
+    reply. If both happen at the same moment, nothing wakes nbclient until its timeout.
     """
     end = math.inf if timeout is None else time.monotonic() + timeout
     while True:
@@ -229,7 +229,7 @@ def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
 
 
 def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
-    """Cells whose outputs differ from those of a fresh run, except cells tagged ``volatile``."""
+    """Cells with other outputs than in a fresh run, except cells tagged ``volatile``."""
 
     def shown(cell: NotebookNode) -> Any:
         return None if "volatile" in tags_of(cell) else cell.get("outputs")
@@ -240,7 +240,7 @@ def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Pro
 
 
 def unclean(notebook: NotebookNode) -> list[Problem]:
-    """What a notebook contains but must not: stray metadata, machine paths, images without alt text."""
+    """Problems in a notebook: stray metadata, machine paths, images without alt text."""
     found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
     for cell in notebook.cells:
         found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]

@@ -1,4 +1,4 @@
-"""Calls a function, or runs a script again, in another process: in a namespace, behind a limited loopback."""
+"""Calls a function or a script in another process, such as one with a limited loopback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts.files import ROOT
 IMPOSSIBLE = 77
 """The exit code of scripts/shaped.sh if the loopback cannot be limited."""
 STDERR = 2
-"""The file descriptor of stderr: this process may have replaced sys.stderr by an object without one."""
+"""The file descriptor of stderr. sys.stderr may be an object without a descriptor."""
 _CALL = (
     "import pathlib, pickle, sys; file = pathlib.Path(sys.argv[1]); "
     "function, arguments = pickle.loads(file.read_bytes()); "
@@ -29,7 +29,7 @@ def call_elsewhere(
 ) -> Any:
     """Call a module's function in a Python that the command ``prefix`` starts; returns what it returned.
 
-    ``environment``: variables in addition to this process's.
+    ``environment``: variables that are added to this process's environment.
 
     Raises:
         CalledProcessError: the other process failed; its ``stderr`` says why.
@@ -46,8 +46,8 @@ def call_elsewhere(
 def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None:
     """Run a Python script behind a loopback of ``rate``, in tc's notation; its output goes to stderr.
 
-    Its last argument is a file that it writes, whose content is returned; None if this machine cannot limit
-    the loopback.
+    The script gets a file as an additional last argument, and writes its result there. Returns the file's
+    content, or None if this machine cannot limit the loopback.
 
     Raises:
         SystemExit: the script failed.

@@ -2,9 +2,10 @@
 
     python scripts/pack.py [00 …] [--out FOLDER]
 
-A copy is the committed notebook with its outputs, except for two cells: the first says that it is a copy, and
-the set-up cell holds wheels of the package and of dependencies that a notebook host may lack. Running it
-unpacks them for that kernel only. Nothing is installed; torch, numpy, matplotlib, ipywidgets are the host's.
+A copy is the committed notebook with its outputs, except for two cells. The first cell says that it is a
+copy. The set-up cell holds wheels of the package and of dependencies that a notebook host may lack. Running
+it unpacks them for that kernel only, and installs nothing. torch, numpy, matplotlib and ipywidgets come
+from the host.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TARGET = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
 EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes depend only on the sources
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
-MARK = "packed"  # in the set-up cell's metadata: the cells' sources when the copy was made
+MARK = "packed"  # the key, in the set-up cell's metadata, of a hash of the copy's cells
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
@@ -45,7 +46,7 @@ _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 def unpack(own: str, *needed: str) -> None:
     """Make the packages in these wheels (zip files as base64 text) importable in this kernel and its ranks.
 
-    Nothing is installed. If this environment already has one of the ``needed`` packages, its own is used.
+    Nothing is installed. If this environment already has one of the ``needed`` packages, that one is used.
     """
     import atexit
     import base64
@@ -135,7 +136,7 @@ def setup_cell(*wheels: bytes) -> str:
 
 
 def packed(notebook: NotebookNode, lesson: series.Lesson, source: str) -> NotebookNode:
-    """A copy of a notebook, with ``source`` as its hidden set-up cell and a self-contained copy's links."""
+    """A self-contained copy of a notebook, with ``source`` as its hidden set-up cell."""
     copy = nbformat.from_dict(notebook)
     for cell in copy.cells[:3]:
         cell.source = cell.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
@@ -156,7 +157,7 @@ def _digest(notebook: NotebookNode) -> str:
 
 
 def is_untouched(path: Path) -> bool:
-    """Whether a file is a copy made by this script that may have been run, but not edited."""
+    """Whether a file is a copy made by this script that nobody has edited; it may have been run."""
     try:
         notebook = nbformat.read(path, as_version=4)
         marks = [cell.metadata[MARK] for cell in notebook.cells if MARK in cell.metadata]

@@ -5,11 +5,11 @@
     python scripts/pages.py --out FOLDER      … to another folder
     python scripts/pages.py --still           … with a still picture for each widget, and no cell is run
 
-Only listed tags and attributes remain in the HTML of a notebook's texts and results: no script, no form, no
-style, nothing that would be fetched. Each page's content security policy forbids the same to the browser.
+Only listed tags and attributes remain in the HTML of a notebook's texts and results, so no script, form or
+style, and nothing that a browser would load. Each page's content security policy forbids these as well.
 
-For a widget, the page has its picture at every position, shown with only radio buttons and CSS. To draw them,
-the cells that the widget needs are run, with the notebook's own parameters.
+For a widget, the page has a picture for every position, and shows them by radio buttons and CSS alone. To
+draw the pictures, the cells that the widget needs are run, with the notebook's own parameters.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from scripts.shells import displayed, widget_cells
 TARGET = ROOT / "dist" / "pages"
 NAMES = "beginnings of the notebooks' names: 00, 01 …"
 TEMPLATES = Path(__file__).parent
-MOST_POSITIONS = 2_000  # drawn of one widget: a page has no room for more, and fine sliders have millions
-PAGE_BYTES = 1_900_000  # for pictures; with the prose, a page has about 2 MB
+MOST_POSITIONS = 2_000  # pictures of one widget; a page has no room for more, and fine sliders have millions
+PAGE_BYTES = 1_900_000  # a page's bytes of pictures; with its text, the page has about 2 MB
 DESCRIPTION = """Muon makes all directions of a weight update equally strong, and for that it needs the
 whole matrix; but a model that is spread over processes has no whole matrix anywhere. This course
 brings each matrix together and hands it back, on real processes, to the bit."""
@@ -66,7 +66,7 @@ ALL = {"href": "index.html", "text": "All lessons"}
 WIDE = 360
 """Pictures wider than this scroll sideways on a phone, so that their text stays large enough to read."""
 NO_ANSWER = ("No answer yet", "No right answer yet")
-"""How the lines begin that a notebook prints where an exercise is still open."""
+"""The beginnings of lines that a notebook prints for an exercise without an answer."""
 PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
 """The picture in link previews of the site, and its size in pixels."""
 ONE_PAGE, EVIDENCE = ROOT / "scripts" / "one_page.py", ROOT / "docs" / "evidence.md"
@@ -85,7 +85,7 @@ _LOCAL_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)\.(?:ipynb|md)(#[^)\s]*)?\)")
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A control as a row of radio buttons: its name, the buttons, and which one is pressed."""
+    """A control as radio buttons: its name, a button for each value (``stops``), and the one pressed."""
 
     legend: str
     stops: tuple[str, ...]
@@ -94,9 +94,10 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A widget without a kernel: knobs, an ``<img>`` per choice of stops, and the knobs that lack some stops.
+    """A widget without a kernel: its controls, and an ``<img>`` for each combination of their values.
 
-    ``repeats``: the widget's still picture is one of these pictures.
+    ``left_out``: the controls for which some values are not drawn. ``repeats``: the widget's still picture is
+    one of these pictures.
     """
 
     knobs: tuple[Knob, ...]
@@ -163,14 +164,13 @@ def index(copies: str = "", essay: str = "") -> str:
 
 
 def one_page() -> str:
-    """The page of the site that shows the whole step as one program."""
     code = ONE_PAGE.read_text(encoding="utf-8")
     said = "The whole step with only torch: seven phases, each with the layouts before and after it."
     return text_page(f"# The step on one page\n\n{said}\n\n```python\n{code}```\n", [ALL])
 
 
 def evidence() -> str:
-    """The page of evidence; links to files that the site does not have become plain text."""
+    """docs/evidence.md as a page; links to files that the site does not have become plain text."""
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"`\1`", EVIDENCE.read_text(encoding="utf-8"))
     return text_page(text, [ALL])
 
@@ -212,7 +212,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
 
 
 def first_picture(notebook: NotebookNode) -> str:
-    """The ``<img>`` of the cell tagged ``hero``, or else the first of the notebook; empty if it has none."""
+    """The ``<img>`` of the cell tagged ``hero``, else the notebook's first; empty if there is none."""
     heroes = [cell for cell in notebook.cells if "hero" in tags_of(cell)]
     outputs = [out for cell in heroes or notebook.cells for out in cell.get("outputs", ())]
     images = re.findall(r"<img [^>]*>", " ".join(out.get("data", {}).get("text/html", "") for out in outputs))
@@ -232,7 +232,6 @@ def _first_paragraph(text: str) -> str:
 
 
 def plain(title: str) -> str:
-    """A title without the marks of code."""
     return title.replace("`", "")
 
 
@@ -272,7 +271,7 @@ def _export(
 
 
 def fold_beginning(notebook: NotebookNode) -> None:
-    """Move the parameters and the imports into the fold about the lesson, which stands before them."""
+    """Move the parameters and the imports into the fold that precedes them."""
     cells = notebook.cells
     first = next((n for n, cell in enumerate(cells) if "parameters" in tags_of(cell)), 0)
     if not first or not cells[first - 1].source.endswith("</details>"):
@@ -308,7 +307,7 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
 
 
 def opened(page: str) -> str:
-    """HTML with all folds open: for answers, which are themselves folded."""
+    """HTML with all folds open, for answers, because a page puts each answer into a fold of its own."""
     return page.replace(f"<summary>{NOT_PREDICTED}", "<summary>").replace("<details>", "<details open>")
 
 
@@ -361,7 +360,7 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """A widget at all its positions, or at as many as fit into ``most`` bytes; only those are drawn."""
+    """A widget at all its positions, or at as many positions as fit into ``most`` bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
 
     @cache
@@ -395,9 +394,9 @@ def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int)
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
-    """The stops that a page begins with: the widget's own, unless they show the empty beginning of a film.
+    """The values that a page shows first: the widget's own, unless they show an empty first frame of a film.
 
-    Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
+    Such a film begins with its still picture if that is one of its frames, else with its largest frame.
     """
     first, *rest = own = [
         next(word for word, value in of_one.items() if value == shell.controls[name].value)
@@ -417,11 +416,10 @@ def beginning(
 
 
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Smaller and smaller selections of stops, beginning with all of them.
+    """Selections of values to draw, from all of them to fewer and fewer.
 
-    First all controls except the first are held at their pressed stops, one after the other, from the last.
-    Then the first control keeps every second stop, every third, and so on, until only the pressed stop is
-    left.
+    First the last control keeps only its pressed value, then also the one before it, up to the second. Then
+    the first control keeps every second value, every third, and so on, until only the pressed one is left.
     """
     held = [[word] for word in pressed]
     for moving in range(len(stops), 0, -1):
@@ -454,7 +452,7 @@ def write(
     named = partial(page_of, still=still, copies=copies)
     if still or len(chosen) == 1:
         made_pages = [*map(named, chosen)]
-    else:  # the cells run: side by side, in processes of their own
+    else:  # pages run their cells side by side, each in its own process
         with beside() as pool:
             made_pages = [*pool.map(named, chosen)]
     pages = {f"{path.stem}.html": page for path, page in zip(chosen, made_pages, strict=True)}
@@ -467,7 +465,7 @@ def write(
 
 
 def beside(processes: int | None = None) -> ProcessPoolExecutor:
-    """Processes for pages, one for each core; Ctrl-C ends them at once and without a word."""
+    """A pool of processes for pages, one for each core; Ctrl-C ends them without a traceback."""
     return ProcessPoolExecutor(processes, get_context("spawn"), signal, (SIGINT, SIG_DFL))
 
 

@@ -27,11 +27,11 @@ KINDS: tuple[tuple[str, str, tuple[int, ...], Parts, bool], ...] = (
     ("stack of split", "experts of Mixtral", (2, 6, 6), ("stack", 3, 3), False),
     ("stack of interleaved", "experts of GPT-OSS", (2, 6, 6), ("stack", "interleaved", 1, 1), True),
 )
-"""A name, an example, the parameter's shape, its ``parts``, and whether it is stored (in, out)."""
+"""A name, an example, the parameter's shape, its ``parts``, and whether its sides are stored as (in, out)."""
 
 
 def owners(shape: tuple[int, ...], parts: Parts, transposed: bool) -> torch.Tensor:
-    """For each element of the parameter, the number of its matrix; stacks become one column."""
+    """For each element of the parameter, the number of its matrix; stacks are flattened to two dimensions."""
     numbers, here = torch.full(shape, -1), Grid((), ()).at(0)
     for number, (box, runs) in enumerate(part_boxes(shape, parts, transposed) or ()):
         matrix = Matrix(0, "", box.shape, part=Part(0, shape, box.offset, runs=runs))

@@ -2,10 +2,11 @@
 
     python scripts/picture.py
 
-The run is the recording that comes with the package: for every moment of the step, the boxes of a matrix that
-each rank held, the rank that sent each, and a name for their bytes. The film is one SVG animated with CSS, so
-it plays in an ``<img>``. A browser without such animation shows the first picture. Readers who prefer reduced
-motion get all moments on one sheet instead, since not every browser passes that preference on to an image.
+The run is the recording that comes with the package. It holds, for every moment of the step, the boxes of a
+matrix on each rank, the rank that sent each box, and a name for their bytes. The film is one SVG animated
+with CSS, so it plays in an ``<img>``. A browser without such animation shows the first picture. Readers who
+prefer reduced motion get all moments on one sheet, because some browsers do not pass this preference on to
+images.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ TITLES = (
 
 
 Flight = tuple[int, int, int, bool]
-"""A moment, how far a piece flies then (pixels across and down), and whether the piece stays."""
+"""A moment, how far a piece flies at that moment (pixels across and down), and whether it stays there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the matrix that a rank holds at a moment: its origin, and the rank that it comes from now.
+    """A box of the matrix that a rank holds at a moment, and the rank from which it comes (``source``).
 
-    A piece that does not ``stay`` is added to the rank's own box there.
+    If ``stays`` is False, the rank only adds it to its own box.
     """
 
     rank: int
@@ -63,7 +64,7 @@ class Piece:
     stays: bool = True
 
     def flight(self, moment: int) -> Flight | None:
-        """The piece's flight at a moment; None if it has been here before."""
+        """The piece's flight at a moment; None if the rank held it before."""
         (x, y), (from_x, from_y) = place(self.rank), place(self.source)
         return (moment, from_x - x, from_y - y, self.stays) if self.source != self.rank else None
 
@@ -75,7 +76,7 @@ def place(rank: int) -> tuple[int, int]:
 
 
 def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
-    """The pieces that each rank holds at a moment, and those that it receives and only adds up."""
+    """The pieces that each rank holds at a moment, and the pieces that it receives only to add them up."""
     held = [diary.tiles[matrix] for diary in run.diaries]
     for at in (run.grid.at(rank) for rank in run.grid.ranks):
         near = sorted({*at.group("dp"), *at.group("tp")}, key=lambda other: other != at.rank)
@@ -88,7 +89,7 @@ def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
 
 
 def letters(run: Recording, matrix: str) -> list[list[str]]:
-    """For each moment and rank, a letter for the bytes it holds; empty if the recording does not say."""
+    """For each moment and rank, a letter: equal bytes have equal letters. Empty if bytes are not recorded."""
     known: dict[str, str] = {"": ""}
     contents = zip(*(diary.contents[matrix] for diary in run.diaries), strict=True)
     return [[known.setdefault(content, _letter(len(known) - 1)) for content in moment] for moment in contents]

@@ -75,7 +75,7 @@ def _row(number: int, one: Comparison) -> tuple[TableRow, str]:
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """For each kind, how many figures agree in size, and how many in sign."""
+    """For each kind of figure, how many agree in size; and over all kinds, how many agree in sign."""
     counts = []
     for kind in KINDS:
         sized = [one for one in comparisons if one.claim.kind == kind and one.within is not None]
@@ -100,7 +100,6 @@ def as_markdown(comparisons: Sequence[Comparison], command: str) -> str:
 
 
 def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
-    """The same as plain data."""
     said = ("kind", "what", "published", "as_published", "unit", "source", "link", "given", "above", "below")
     rows = [
         {name: getattr(one.claim, name) for name in said}

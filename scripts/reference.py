@@ -32,7 +32,7 @@ _TABLE_ROW = re.compile(r"^``(\w+)`` {2,}", re.MULTILINE)
 
 
 def documented() -> list[str]:
-    """The names of the public surface and of the modules in its rooms, at all depths."""
+    """The names of the package, of its folders (rooms), and of all modules in them."""
     [place] = muon_tutorial.__path__
     rooms = [room.name for room in pkgutil.iter_modules([place]) if room.name not in LEFT_OUT]
     inside = [pkgutil.walk_packages([f"{place}/{room}"], f"{SURFACE}.{room}.") for room in rooms]
@@ -50,12 +50,12 @@ def pages() -> dict[str, str]:
         module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
     for name, member in modules[SURFACE].members.items():
         others = [module.members[name].docstring for module in modules.values() if name in module.members]
-        if isinstance(member, Variable) and not member.docstring:  # it stands where the variable is defined
+        if isinstance(member, Variable) and not member.docstring:  # the defining module has the docstring
             member.docstring = next(filter(None, others), "")
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with warnings.catch_warnings():
-        # Members that a subclass of Tensor inherits from torch have no page, and a NamedTuple's __init__ does
-        # not know the module that its annotations are written in.
+        # These warnings are about members that a subclass of Tensor inherits, which have no page, and about
+        # the annotations of a NamedTuple's __init__, which does not know its module.
         for expected in ("Cannot determine where", r"Error parsing type annotation .*\.__init__\."):
             warnings.filterwarnings("ignore", expected, UserWarning)
         texts = {

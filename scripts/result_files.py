@@ -52,7 +52,6 @@ def write_results(
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """The tables one below the other."""
     return "\n".join(table.markdown() for table in tables)
 
 
@@ -106,7 +105,7 @@ def command_line(stem: str, arguments: Sequence[str] | None) -> str:
 
 
 def machine_facts(command: str) -> dict[str, Any]:
-    """Facts about this machine now, without paths or names."""
+    """Facts about this machine and its present load, without paths or user names."""
     return {
         "command": command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -121,14 +120,13 @@ def machine_facts(command: str) -> dict[str, Any]:
 
 
 def cpu_fact(name: str) -> str:
-    """What the system lists under this name for the first CPU; "" if it lists nothing."""
+    """The value under this name in the system's list of the first CPU's properties; "" if there is none."""
     listing = Path("/proc/cpuinfo")
     found = re.search(rf"^{name}\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def bf16_flags() -> list[str]:
-    """The CPU's instruction sets for bf16."""
     return [flag for flag in ("avx512_bf16", "amx_bf16") if flag in cpu_fact("flags").split()]
 
 

@@ -2,10 +2,11 @@
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json: the seconds of a step on 4, 8 and 16 real ranks, divided by the
-lower bound for whole matrices, and the most bytes that a rank held, measured and predicted; then steps with
-real work, compared with ranks that share it and exchange nothing. Sleeping ranks need no core, so one machine
-shows how long the plan would take with a machine per rank. The messages are real. It takes five minutes.
+writes results/rounds.md and rounds.json. These files hold the seconds of a step on 4, 8 and 16 real ranks,
+divided by the lower bound for whole matrices, and the most bytes on a rank, measured and predicted. They also
+hold steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need
+no core, so one machine shows how long a step would take with a machine per rank. The messages are real. It
+takes five minutes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
-ONE, ALL = 1, None  # an owner's matrices in a round: one of any size, or as many as by default
+ONE, ALL = 1, None  # bytes of a round: so few that an owner has one matrix in it, or the default
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "
@@ -76,7 +77,7 @@ NOTES = (
 class SleepCase:
     """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest matrix, a rank sleeps ``seconds``.
 
-    ``limit`` is the strategies' own limit of a round, in bytes; None leaves the default.
+    ``limit``: the strategies' ``round_bytes``; None leaves the default.
     """
 
     name: str
@@ -92,10 +93,9 @@ class SleepCase:
 
     @property
     def best(self) -> float:
-        """The least seconds if ranks take whole matrices: the fair share or, if it is more, the costliest
-        matrix.
+        """The least seconds if each matrix is on one rank: an even share, or the costliest matrix.
 
-        For equal matrices: the time of the ⌈matrices / ranks⌉ that some rank must take.
+        For equal matrices it is exact: some rank must take ⌈matrices / ranks⌉ of them.
         """
         sleeps = self.sleeps()
         if len(set(sleeps)) == 1:
@@ -116,7 +116,7 @@ class SleepStep:
 
 
 def cases(ranks: Sequence[int]) -> list[SleepCase]:
-    """Equal matrices, unequal ones, and experts next to dense ones, on each number of ranks."""
+    """Equal matrices, unequal matrices, and experts next to dense matrices, on each number of ranks."""
     shapes = {"16 equal": EQUAL, "16 unequal": UNEQUAL, "48 experts, 16 dense": EXPERTS}
     return [
         SleepCase(name, its, count, NAP, limit)
@@ -127,7 +127,7 @@ def cases(ranks: Sequence[int]) -> list[SleepCase]:
 
 
 def run_case(case: SleepCase) -> list[SleepStep]:
-    """Steps of every strategy on real ranks: the fastest of several, and one more whose memory is counted."""
+    """The fastest of several steps of every strategy on real ranks, and the memory of one more step."""
     rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
     worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
     return [
@@ -186,7 +186,6 @@ def _fastest(muon: Muon, times: int) -> float:
 
 
 def real_table(command: str, orthogonalize: str) -> Table:
-    """Steps with default options and one thread per rank, and steps of ranks that send nothing."""
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
@@ -218,7 +217,6 @@ def _predicted(plan: Plan, rank: int) -> int:
 
 
 def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
-    """Seconds of each case and strategy, over the lower bound for whole matrices."""
     rows: tuple[TableRow, ...] = tuple(
         {
             "matrices": it.case.name,

@@ -1,4 +1,4 @@
-"""Writes the parts of texts and README that follow from the order of the lessons, and the glossary.
+"""Writes the glossary, and the parts of texts and README that depend on the order of the lessons.
 
     python scripts/series.py
 

@@ -1,7 +1,7 @@
 """Finds the widgets that a notebook displays, by running only the cells that each of them needs.
 
-A cell that displays a widget reads the parameter ``widgets``. Of the cells before it, only those run that
-define names for it.
+A cell that displays a widget reads the parameter ``widgets``. Before it, only the cells that define names for
+it are run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
 def displayed(
     notebook: NotebookNode, cells: Sequence[NotebookNode], parameters: Mapping[str, Any] | None = None
 ) -> list[Any]:
-    """The objects that these cells display, after running the cells they need, each once.
+    """The objects that these cells display. The cells that they need are run first, each once.
 
-    It may start ranks.
+    A cell may start ranks.
     """
     wanted = {needed.id for cell in cells for needed in cells_for(notebook, cell)}
     names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions are sent to ranks by value
@@ -64,7 +64,7 @@ def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names that a cell reads, and those that it writes; names whose value is written in part are both.
+    """The names that a cell reads, and those that it writes; in ``x[0] = 1`` and ``x += 1``, x is both.
 
     A cell that is not pure Python (a magic, an unfinished answer) counts as reading and writing nothing.
     """

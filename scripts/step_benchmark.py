@@ -3,10 +3,11 @@
     python scripts/step_benchmark.py
     python scripts/step_benchmark.py --device cuda
 
-steps the hidden matrices of some layers of GPT-2 small: this Muon by every name, torch.optim.Muon, and the
-Muons of the packages in the extra `peers`, one thread, contenders taking turns; then this Muon on 1, 2, 4 and
-8 real ranks. It writes results/step_benchmark.md, .json and .svg, and the lines that docs/evidence.md quotes.
-It takes some minutes, and nothing else should run. On CUDA there is one rank per GPU.
+times steps over the hidden matrices of some layers of GPT-2 small. The contenders are this Muon with every
+recipe, torch.optim.Muon, and the Muons of the packages in the extra `peers`. They take turns on one thread.
+Then it times this Muon on 1, 2, 4 and 8 real ranks. It writes results/step_benchmark.md, .json and .svg, and
+the lines that docs/evidence.md quotes. It takes some minutes, and nothing else should run. On CUDA there is
+one rank per GPU.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
-    """Measure all tables; ranks come first, so that they do not start from a process that holds a GPU."""
+    """Measure all tables; ranks come first, because they must not start from a process that uses a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
     cases = steps_over_ranks.cases(counts)
     results.say(f"steps on {', '.join(map(str, counts))} ranks")
@@ -117,7 +118,7 @@ def plot(path: Path, tables: list[Table]) -> None:
 
 
 def draw_ranks(axes: Any, rows: Rows) -> None:
-    """Draw the speedup over one rank by ranks: a line per strategy, and a cross for the two halves."""
+    """Draw the speedup over one rank: a line per strategy; a strategy measured on one count gets a cross."""
     for name in dict.fromkeys(row["strategy"] for row in rows):
         points = [(row["ranks"], row["times one rank"]) for row in rows if row["strategy"] == name]
         axes.plot(*zip(*points, strict=True), "x" if len(points) == 1 else "o-", label=name)
@@ -132,7 +133,7 @@ def draw_ranks(axes: Any, rows: Rows) -> None:
 
 
 def page_lines(tables: Sequence[Table]) -> str:
-    """Lines of docs/evidence.md: torch, our default, the best drop-in, packages, and ``owner`` over ranks."""
+    """Lines of docs/evidence.md: torch, our default, our fastest recipe, packages, ``owner`` over ranks."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     drop_ins = [row for row in times if row["contender"] in [f"{OURS}, {name}" for name in (*DROP_INS, AUTO)]]

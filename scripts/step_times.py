@@ -2,12 +2,12 @@
 
     python scripts/step_times.py
 
-measures more than sixty configurations and predicts them from a machine that is calibrated before and after
-each link's runs; the calibration times only single collectives and operations. The step is the package's own,
-over parameters and gradients of ones. It also times gradients that are sent during and after backward, and
-writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else should run.
-With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs Linux,
-network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
+measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
+single collectives and operations. One calibration runs before each link's steps, and one after them. The step
+is the package's own, over parameters and gradients of ones. It also times gradients that are sent during and
+after backward, and writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else
+should run. With --again it runs nothing, and only predicts the stored measurements again. A limited loopback
+needs Linux, network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from scripts.lab.benchmarks.turns import slowest, take_turns, walk
 from scripts.other_process import run_shaped
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
-"""Timed steps on each link; fewer on slow links, which take longer and vary less."""
+"""Timed steps on each link. On slow links a few steps suffice, because they take longer and vary less."""
 OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 TITLE, REDUCTIONS = "Seconds of a step, predicted and measured", "Gradient reduction during backward"
 TELLING = 0.10
@@ -61,7 +61,7 @@ BUILDERS: dict[str, Builder] = {
     "zero1 by boundaries": partial(zero1, gather="boundary"),
 }
 MBIT = 1e6 / 8
-"""Bytes a second of one Mbit/s."""
+"""Bytes per second in one Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class StepCase:
     """One configuration: the matrices to step, the grid, the strategy and its options, and the link.
 
     ``mbit`` is the loopback's limit in Mbit/s, for all ranks together; None if nothing limits it.
-    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped;
+    ``width`` and ``layers`` describe the transformer; its hidden matrices are stepped.
     ``orthogonalize`` is the Newton–Schulz recipe.
     """
 
@@ -101,7 +101,6 @@ Measured = tuple[StepCase, float]
 
 
 def link_text(mbit: int | None) -> str:
-    """A link in words."""
     return "loopback" if mbit is None else f"{mbit:,} Mbit/s"
 
 
@@ -151,14 +150,13 @@ def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCa
 
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:
-    """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
     if case.mbit is not None:  # all ranks share the limited loopback
         machine = machine.on_bus(case.mbit * MBIT)
     return walk_ranks(case.plan, machine, case.window, orthogonalize=case.orthogonalize)
 
 
 def named(case: StepCase) -> TableRow:
-    """The parts of a case, by their names in the table of steps."""
+    """A case as cells of the table of steps."""
     return {
         "strategy": case.strategy,
         "grid": str(case.grid),
@@ -171,7 +169,6 @@ def named(case: StepCase) -> TableRow:
 
 
 def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """A row per case, with the prediction's error."""
     rows: list[TableRow] = [
         {
             **named(case),
@@ -191,7 +188,6 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
 
 
 def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """The time that a window of three buckets saves over a window of one: measured and predicted."""
     seconds = {case: (seen, its) for (case, seen), its in zip(found, said, strict=True)}
     rows: list[TableRow] = []
     for case, one in seconds.items():
@@ -211,18 +207,17 @@ def windows_table(found: Sequence[Measured], said: Sequence[float], command: str
 
 
 def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """The errors of predictions, by link and over all, and how often they name the faster of two cases."""
     rows = []
     for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
         both = zip(found, said, strict=True)
         chosen = [(seen, its) for (case, seen), its in both if link in ("all", case.link)]
         seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
-        rows.append(accuracy(link, seen, its))  # of the rounded values in the table
+        rows.append(accuracy(link, seen, its))  # from the table's rounded values
     return Table("How far predicted seconds are off", tuple(rows), command)
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error, and how many clearly different pairs are ordered right."""
+    """Median, 90th percentile and largest error; and how many clearly different pairs are ordered right."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
@@ -240,8 +235,8 @@ def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRo
     }
 
 
-# How much of a gradient reduction hides behind backward. Three kinds of rounds take turns: backward alone,
-# backward and then the reduction, and backward with the reduction in it (``overlap_grad_reduce``).
+# How much of a gradient reduction does backward hide? Three kinds of rounds take turns: backward alone,
+# backward and then the reduction, and backward with the reduction during it (``overlap_grad_reduce``).
 
 WIDTH, LAYERS, TOKENS = 256, 12, 12_288
 ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
@@ -249,7 +244,7 @@ ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
 
 @dataclass(frozen=True, slots=True)
 class OverlapCase:
-    """A chain of ``LAYERS`` square matrices, one per bucket, whose gradients are reduced over ``ranks``."""
+    """A chain of ``LAYERS`` square matrices, one per bucket. Their gradients are reduced over ``ranks``."""
 
     strategy: str
     ranks: int
@@ -316,7 +311,6 @@ def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, li
 
 
 def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: str) -> Table:
-    """A row per case: seconds of each kind, and the exposed time."""
     rows: list[TableRow] = [
         {
             "strategy": case.strategy,
@@ -424,7 +418,7 @@ def write_all(
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
-    """The cases of reduction during backward on a link: as many ranks as cores, and twice as many."""
+    """The cases of reduction during backward on a link."""
     ranks = (2, 4) if mbit is None else (2,)
     return [
         OverlapCase(strategy, count, TOKENS, link_text(mbit))

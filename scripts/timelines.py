@@ -4,9 +4,9 @@ python scripts/timelines.py                       # some minutes; prints a table
 python scripts/timelines.py --write --side 768    # also results/timelines*, and the lessons' recording
 python scripts/timelines.py --again               # results/timelines* once more, from that recording
 
-Calibrates this machine before and after, records steps of zero1 and owner with windows 1 and 3 on the
-loopback and, if the machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase of
-each rank with the timed world's prediction for the same plan. Nothing else should run meanwhile.
+Records steps of zero1 and owner with windows 1 and 3 on the loopback and, if the machine can limit it
+(scripts/shaped.sh), on a bus of --rate. Compares each phase of each rank with the timed world's prediction
+for the same plan. Calibrates this machine before and after. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class TimelinePair:
 
 
 def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
-    """The pairs below each other as an SVG document. The same timelines give the same bytes."""
+    """Draw the pairs below each other, as an SVG document. The same timelines give the same bytes."""
     ranks = len(pairs[0].predicted.ranks)
     heights = [2 * BAND * ranks + 62 for _ in pairs]
     whole, top = sum(heights) + 60, 50

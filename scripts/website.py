@@ -24,7 +24,7 @@ COPIES = "notebooks"
 
 
 def write(target: Path, still: bool = False) -> None:
-    """Write the site, copies first: if a copy may have been edited, refuse and write nothing."""
+    """Write the site. Copies come first, because an edited copy makes this fail before it writes anything."""
     pack.write(target / COPIES)
     with pages.beside(1) as pool:
         recorded = pool.submit(essay.write, target)

@@ -1,4 +1,4 @@
-"""Checkpoints that can be loaded under any strategy and on any grid, whichever saved them.
+"""Checkpoints that any strategy can load on any grid, whichever strategy and grid saved them.
 
 The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
 tensor is saved at its full size, cut into the boxes that ranks held. A load may cut it differently, and any
@@ -15,8 +15,8 @@ The files:
 
 - ``__R_0.distcp``: the boxes that rank R wrote, one after the other, each as ``torch.save`` writes a tensor.
   A box that several ranks hold is written by only one of them.
-- ``extra.pt``: what the user passed on rank 0, such as a step count or a scheduler's ``state_dict()``.
-- ``.metadata``: where the boxes are, for that library's tools: a pickle, which this package never reads.
+- ``extra.pt``: the ``extra`` of the user's call on rank 0, such as a step count or a scheduler's state.
+- ``.metadata``: where the boxes are, as a pickle for that library's tools. This package never reads it.
 - ``manifest.json``: where the boxes are, and everything else that a load needs to know. ``files``: the size
   and the SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor.
   ``groups``: for each NAME, its state's entries and its hyperparameters, as

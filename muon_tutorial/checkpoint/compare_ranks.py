@@ -19,7 +19,7 @@ _REMEDY = (
 
 
 class TensorOutline(NamedTuple):
-    """A tensor in short, for comparing: its whole shape, its dtype, and each box's shape and checksum."""
+    """The facts about a tensor that ranks compare: whole shape, dtype, and each box's shape and checksum."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -69,7 +69,7 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
 def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
     """Refuse buffers of the same name on ranks that share no parameter, because their models are different.
 
-    Buffers of data-parallel ranks may differ (running means); the first rank's are saved.
+    Buffers of data-parallel ranks may differ (running means), and those of the first rank are saved.
     """
     first: dict[str, int] = {}
     for rank, summary in enumerate(summaries):

@@ -1,8 +1,8 @@
 """Checkpoint folders on disk: written as drafts, moved into place when complete, and held open to be read.
 
-Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. If an older
-checkpoint is replaced, it and the draft are exchanged in one step if the system can do that (Linux, on local
-file systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers use it as long as the
+Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. An older
+checkpoint and the draft are exchanged in one step, if the system can do that (Linux, on local file
+systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers use it as long as the
 target is missing. The next save removes drafts of savers that died.
 
 This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
@@ -40,7 +40,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """The folder that a user names; it need not exist. If it is a symbolic link, the folder it points to."""
+    """The absolute path of a folder that need not exist; a symbolic link is followed."""
     target = Path(path).absolute()
     target = target.resolve() if target.is_symlink() else target
     if not target.name:
@@ -55,7 +55,8 @@ def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> 
     If another process holds the lock, this waits for ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process still holds it; the error says which, and what it does (``to``).
+        CheckpointError: another process still holds it. The message names the process, and says ``to`` (such
+        as "saving to").
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)
@@ -79,7 +80,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                with contextlib.suppress(OSError):  # a full disk: then only the holder's name is missing
+                with contextlib.suppress(OSError):  # if the disk is full, the lock works without our name
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -144,7 +145,7 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """The old checkpoint's path, if it was renamed and the saver died before the new one took its place."""
+    """The path of an old checkpoint that a saver renamed, if the saver died before it moved the new one."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -154,7 +155,7 @@ def stepped_aside(target: Path) -> Path | None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Rename the old checkpoint back if no new one took its place, and remove the drafts of dead savers.
+    """Remove the drafts of dead savers; rename an old checkpoint back if no new one took its place.
 
     Must be called under ``locked(target)``: then no saver is alive.
     """
@@ -251,13 +252,13 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """A folder that is held open: it keeps its files even if another folder takes its place."""
+    """An open folder. Its files can be read even if another folder takes its place meanwhile."""
 
     path: Path
     descriptor: int
 
     def sizes(self) -> dict[str, int]:
-        """The size of each entry in bytes; -1 for those that are not plain files."""
+        """The size of each entry in bytes; -1 if the entry is not a plain file."""
         stat_of = partial(os.stat, dir_fd=self.descriptor, follow_symlinks=False)
         found = {name: stat_of(name) for name in os.listdir(self.descriptor)}
         return {name: it.st_size if stat.S_ISREG(it.st_mode) else -1 for name, it in found.items()}
@@ -270,7 +271,7 @@ class OpenFolder:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Hold a checkpoint's folder open; if it is missing, the old folder that ``stepped_aside`` finds."""
+    """Open a checkpoint's folder. If the folder is missing, open the one that ``stepped_aside`` finds."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -111,7 +111,7 @@ def load_found(
 
 
 def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """The first of these checkpoints in which no rank finds damage; the very first if all are damaged."""
+    """The first checkpoint in which no rank finds damage; if all are damaged, the first one."""
     for path in paths if len(paths) > 1 else ():
 
         def look(path: Path = path) -> tuple[None, str | None]:
@@ -130,8 +130,9 @@ def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
 class Found(NamedTuple):
     """What a rank finds in the checkpoint (``digest``, ``saved``, ``states``) and in its own model.
 
-    ``saved``: names of saved parameters and buffers. ``states``: for each parameter that was stepped, the
-    kind of its optimizer. ``names``, ``stepped``: the model's own names, and those that the optimizer steps.
+    ``saved``: names of saved parameters and buffers. ``states``: the kind of optimizer that stepped each
+    parameter. ``names``: the names in the model. ``stepped``: the names of the parameters that its optimizer
+    steps.
     """
 
     digest: str
@@ -146,7 +147,7 @@ class LoadTargets:
     """The tensors and hyperparameters that a load sets on this rank.
 
     ``model``: the model's own tensors. ``blanks``: new tensors, into which everything is read first.
-    ``states``: the optimizer's new state. ``hyperparameters``: the saved ones of each parameter.
+    ``states``: the optimizer's new state. ``hyperparameters``: saved with each parameter.
     """
 
     model: dict[str, TensorInPieces]
@@ -191,7 +192,7 @@ def _saved_dtype(saved: OpenCheckpoint, key: str, shape: Iterable[int]) -> torch
 
 
 def _blank_state(saved: OpenCheckpoint, item: SteppedParameter) -> dict[str, Tensor]:
-    """Tensors to read the saved state into: with the saved dtype, cut as this rank keeps them."""
+    """New tensors to read the saved state into; each has the saved dtype, and this rank's shape."""
     record = saved.manifest.groups.get(item.name)
     if record is None:
         raise CheckpointError(f"{saved.folder.path} has no state of {item.name}: no optimizer stepped it")
@@ -220,7 +221,6 @@ def _check_groups(saved: OpenCheckpoint, stepped: Sequence[SteppedParameter]) ->
 
 
 def _read(saved: OpenCheckpoint, targets: LoadTargets) -> dict[str, Any]:
-    """Fill the blanks; return the user's ``extra``."""
     read(saved.folder, saved.manifest, targets.blanks)
     with saved.folder.open(EXTRA) as file:
         data = file.read()
@@ -234,7 +234,7 @@ def _read(saved: OpenCheckpoint, targets: LoadTargets) -> dict[str, Any]:
 
 
 def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
-    """Put everything in its place on all ranks, or nothing if some optimizer does not accept its state.
+    """Set the loaded values and state on all ranks, or on none if some rank's optimizer refuses its state.
 
     If an interrupt or an error stops this halfway, the optimizer refuses to step until a load succeeds.
     """

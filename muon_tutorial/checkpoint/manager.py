@@ -36,7 +36,7 @@ from .verify_files import damage_of, open_checkpoint
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 100  # bytes of that file
+_LONGEST = 100  # bytes of ``latest``
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -60,7 +60,7 @@ class CheckpointManager:
             raise UsageError(f"keep is the number of checkpoints to keep, at least 1, not {keep!r}")
         self.folder = folders.target_of(folder)
         self.keep = keep
-        self._buffers: dict[str, Tensor] = {}  # fresh memory takes longer to get than to fill
+        self._buffers: dict[str, Tensor] = {}  # used again, because allocating takes longer than copying
         self._pending: PendingSave | None = None
 
     def save(
@@ -80,7 +80,7 @@ class CheckpointManager:
         if a run was resumed from an earlier step.
 
         Args:
-            step: the number of steps taken so far. ``extra`` and ``rename`` are ``save_checkpoint``'s.
+            step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
             wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
                 training may go on, and a thread saves the copy. At most one such save is in progress:
                 the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
@@ -91,7 +91,7 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and no call
-                has raised that yet. This call then saves nothing. Raised on all ranks.
+                has raised its error yet. Then this call saves nothing. Raised on all ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
@@ -117,11 +117,11 @@ class CheckpointManager:
             return PendingSave(None)
         thread = ThreadPoolExecutor(1)
         self._pending = PendingSave(thread.submit(save.run))
-        thread.shutdown(wait=False)  # once it has saved
+        thread.shutdown(wait=False)  # the thread ends once it has saved
         return self._pending
 
     def _copied(self, contents: ContentsToSave) -> ContentsToSave:
-        """A copy on the CPU, over the previous one, so that the model and its optimizer may change again."""
+        """Copy the tensors to CPU memory, into the buffers of the previous copy where they fit."""
         tensors = {}
         for key, (tensor, place) in contents.tensors.items():
             local, buffer = local_part(tensor).detach(), self._buffers.get(key)
@@ -135,7 +135,7 @@ class CheckpointManager:
         """Wait until the save that is in progress, if any, is done.
 
         Raises:
-            CheckpointError: that save failed, and no call has raised this yet.
+            CheckpointError: the save failed, and no earlier call has raised its error.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -149,10 +149,10 @@ class CheckpointManager:
         return next(filter(self._is_complete, self._newest_first()), None)
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
-        """The step of the newest checkpoint whose bytes are all as they were saved. Does not communicate.
+        """The step of the newest checkpoint that has no damaged byte. Does not communicate.
 
-        Newer, damaged ones are renamed to ``damaged-…``, so that a run that takes their steps again can save;
-        ``say`` is called with the reason. Only one process may call this: the one that will save here.
+        Newer checkpoints are damaged. They are renamed to ``damaged-…``, because a resumed run will save
+        under their names again; ``say`` gets the reason. Only the process that will save here may call this.
         """
         for step in self._newest_first():
             damage = damage_of(self._path(step))
@@ -163,7 +163,7 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps in descending order: first those up to the one saved last, then the later ones."""
+        """The steps, newest first. Steps after the one in ``latest`` come last: an earlier run saved them."""
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)
@@ -179,7 +179,7 @@ class CheckpointManager:
         step: int | None = None,
         rename: Rename | None = None,
     ) -> dict[str, Any]:
-        """Load the newest checkpoint, or the one of ``step``; returns its ``extra``.
+        """Load the newest checkpoint, or the checkpoint of ``step``; returns its ``extra``.
 
         Must be called by all ranks of the default process group; rank 0 looks for the newest. If that is
         damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
@@ -209,7 +209,6 @@ class CheckpointManager:
         return True
 
     def _steps(self) -> list[int]:
-        """The steps of the checkpoints in the folder, in ascending order."""
         try:
             names = os.listdir(self.folder) if self.folder.is_dir() else []
         except OSError as error:
@@ -234,7 +233,7 @@ class PendingSave:
     """A save that runs in a thread, or is done.
 
     If it fails, the first call that waits for it raises the error: this object's ``wait()``, or the manager's
-    next ``save()``, ``load()`` or ``wait()``. Without such a call, it is printed when the process ends.
+    next ``save()``, ``load()`` or ``wait()``. Otherwise it is printed when the process ends.
     """
 
     def __init__(self, saved: Future[None] | None) -> None:
@@ -258,7 +257,7 @@ class PendingSave:
 
 
 def made_before(make: Callable[[], T]) -> Callable[[], T]:
-    """Call ``make`` now; the returned function returns its value, or raises its exception."""
+    """Call ``make`` now. Returns a function that returns the value, or raises the exception."""
     future: Future[T] = Future()
     try:
         future.set_result(make())

@@ -1,7 +1,7 @@
-"""``manifest.json``: which tensors a checkpoint holds, in which bytes of which files, and the files' hashes.
+"""``manifest.json``: the tensors of a checkpoint, where their bytes are, and the hashes of the files.
 
 This handles only data and text, and opens no file. The manifest is JSON and holds everything that a load must
-know before it reads a tensor, so nothing is unpickled to find out.
+know before it reads a tensor, so the load unpickles nothing.
 """
 
 from __future__ import annotations
@@ -65,12 +65,11 @@ class Manifest:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of ``data`` in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The file's bytes: JSON that holds the SHA-256 of the content, then the content."""
+    """The bytes of ``manifest.json``: first the SHA-256 of the content, then the content."""
     files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
     content = {
         "format": FORMAT,
@@ -83,7 +82,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """Content as JSON, after its hash."""
+    """The content as JSON, with its SHA-256 in front of it."""
     body = json.dumps(content, indent=1).encode()
     return _HEAD + sha256(body).encode() + _BODY + body + _TAIL
 
@@ -134,7 +133,7 @@ def _tensor_to_json(tensor: SavedTensor) -> dict[str, Any]:
 
 
 def _file_name(name: str) -> str:
-    """Return the name of a file, and refuse one that leads out of the checkpoint's folder."""
+    """Return the name of a file; refuse a name that leads out of the checkpoint's folder."""
     _expect(
         name not in ("", ".", "..", NAME) and not set(name) & set("/\\\0"),
         f"the file name {name!r}, which leads out of the folder",

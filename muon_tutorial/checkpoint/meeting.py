@@ -1,9 +1,8 @@
-"""Ranks decide something together: each rank brings its part, rank 0 decides once, and all get the decision.
+"""Lets ranks decide together: each rank sends its part to rank 0, which decides and sends answers to all.
 
-They communicate through the store of the default process group (the one that ``init_process_group`` was
-given), not through collectives. So a meeting may run in a thread during training, an error names a rank that
-does not come, and the process groups still work afterwards, whatever happened. A meeting sends only small
-objects, and knows nothing about checkpoints.
+They communicate through the store that ``init_process_group`` was given, not through collectives. So a
+meeting may run in a thread during training, an error can name the rank that did not come, and the process
+groups still work after an error. A meeting sends only small objects, and knows nothing about checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NAMES_A_RANK = re.compile(r"ranks? (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Ranks that have begun something together. ``id`` is the same on all of them, and is never used again.
+    """A task that ranks have begun together. ``id`` is the same on all of them, and is never used again.
 
     ``timeout`` is that of the default process group, in seconds.
     """
@@ -53,8 +52,8 @@ class Meeting:
 
         All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
         keeps, and its part for rank 0. ``decide`` gets all parts and returns an answer for each rank. It is
-        called when every rank has made its part, and never after one has given up waiting: either all ranks
-        get an answer or none does, unless rank 0 is lost while it decides.
+        called when all parts have come, unless a rank has given up waiting. So either all ranks get an answer
+        or none does, unless rank 0 is lost while it decides.
 
         Raises:
             TutorialError: raised by ``make`` on this rank, or by ``decide``.
@@ -72,7 +71,7 @@ class Meeting:
         return made[0], answer
 
     def _exchange(self, stage: str, part: Any, own: BaseException | None, decide: Callable[..., Any]) -> Any:
-        """Post this rank's part, or what went wrong with it, and wait for the answer."""
+        """Send this rank's part, or its error, to rank 0 through the store, and wait for the answer."""
         packed, unfit = _attempt(lambda: pack(part))
         own = own or unfit
         self.store.set(f"{stage}/{self.rank}", packed if own is None else pack({"failed": self._line(own)}))
@@ -114,7 +113,7 @@ class Meeting:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
         verdict = _ANSWERED
-        if error is not None:  # this package's own errors concern all ranks; any other is rank 0's own
+        if error is not None:  # an error of this package is about all ranks, another error about rank 0 only
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
             verdict = _REFUSED + f"{whose}{self._line(error)}".encode()
         self.store.set(f"{stage}/verdict", verdict)
@@ -135,7 +134,7 @@ class Meeting:
         return verdict
 
     def _give_up(self, stage: str, complaint: str) -> None:
-        """Refuse for all ranks, unless there is a verdict already."""
+        """Make ``complaint`` the verdict for all ranks, unless there is a verdict already."""
         self.store.compare_set(f"{stage}/verdict", "", _REFUSED + complaint.encode())
 
     def _absent(self, stage: str) -> str:
@@ -146,7 +145,7 @@ class Meeting:
         return f"did not {stage} within {self.timeout:g} s ({self.what})"
 
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
-        """The error that this rank raises: its own if that is the cause, else one with ``complaint``."""
+        """The error that this rank raises: its own if it is the cause, else one with ``complaint``."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
             if isinstance(own, TutorialError):
                 return own
@@ -159,7 +158,7 @@ class Meeting:
         return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
-        """An error in one line; if this package did not raise it, the line also says in which meeting."""
+        """An error in one line; if this package did not raise it, followed by the meeting's name."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
 
@@ -184,7 +183,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: an OSError's cause and file, else the text, after the class unless it is ours."""
+    """An error in one line: an OSError's cause and file, or its text, with the class if it is not ours."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

@@ -1,7 +1,7 @@
-"""Writes a rank's pieces of tensors to a file, and reads pieces from files, cut the same way or another.
+"""Writes a rank's pieces of tensors to a file, and reads its pieces from files that may be cut differently.
 
 The files have the layout of ``torch.distributed.checkpoint``, so that its tools can read them. A load finds
-pieces by the manifest; ``.metadata``, which is a pickle, is written only for those tools.
+pieces by the manifest; the pickle ``.metadata`` is written only for these tools.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Written(NamedTuple):
 
 
 def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
-    """The pieces that each rank must write, among those that it holds.
+    """Divide the writing: each piece is written by one of the ranks that hold it.
 
-    Each piece is written once, and all ranks write about the same number of elements.
+    All ranks write about the same number of elements. Returns the pieces of each rank.
     """
     holders: dict[Place, list[int]] = {}
     for rank, summary in enumerate(summaries):
@@ -79,14 +79,13 @@ def write_pieces(path: Path, entries: Mapping[str, TensorInPieces], share: Seque
 
 
 def write_to(file: IO[bytes], data: memoryview) -> None:
-    """Write one piece."""
     file.write(data)
 
 
 def saved_tensors(
     summaries: Sequence[SaveSummary], written: Sequence[Written | None]
 ) -> dict[str, SavedTensor]:
-    """The manifest's record of each tensor, from what ranks held and what they wrote."""
+    """The manifest's record of each tensor, from all ranks' summaries and files."""
     boxes: dict[str, list[SavedBox]] = {}
     for summary, each in zip(summaries, written, strict=True):
         if each is None:

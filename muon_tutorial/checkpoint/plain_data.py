@@ -1,4 +1,4 @@
-"""Plain values as bytes, and back; reading them never runs code.
+"""Turns plain values into bytes, and back. Reading never runs code.
 
 The messages that ranks exchange are JSON, and so are the hyperparameters in a manifest. Messages go through
 the ranks' store; torchrun's store listens on every network interface, so others may write to it. ``extra`` is
@@ -30,7 +30,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what was packed, with named tuples as plain tuples.
+    """Return the packed value; named tuples become plain tuples.
 
     Raises:
         CheckpointError: ``pack`` did not make these bytes.
@@ -49,7 +49,7 @@ def to_json(what: str, value: Any) -> Any:
     """Return a value in a form that JSON can hold; tuples, sets and dicts with any keys keep their kind.
 
     Raises:
-        CheckpointError: a part of it is not a number, text or such a container; ``what`` names the value.
+        CheckpointError: a part of it is no number, text or container. The error calls the value ``what``.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -104,7 +104,6 @@ def load_plain(data: bytes) -> Any:
 
 
 def _dumped(value: Any) -> bytes | None:
-    """The bytes, if they can be read back."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -115,7 +114,7 @@ def _dumped(value: Any) -> bytes | None:
 
 
 def _culprit(name: str, value: Any) -> tuple[str, Any]:
-    """The path to the innermost part that cannot be saved, and that part."""
+    """Find the innermost part that cannot be saved: its path, such as ``extra['x'][0]``, and its value."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]

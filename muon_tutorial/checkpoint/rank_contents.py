@@ -49,7 +49,7 @@ class HeldBoxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInPieces:
-    """Some pieces of a tensor, by their offsets in it; ``shape`` is that of the whole tensor."""
+    """Some pieces of a tensor, by their offsets in it. ``shape`` is the whole tensor's shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -86,11 +86,11 @@ class SteppedParameter:
         return f"optimizer.{self.name}.{entry}"
 
     def boxes_of(self, entry: str) -> HeldBoxes:
-        """The boxes of one tensor of the state that are on this rank."""
+        """This rank's boxes of one of the state's tensors."""
         return {"momentum_buffer": self.momentum_boxes, "step": SCALAR}.get(entry, self.boxes)
 
     def blank(self, entry: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros in the form in which this rank keeps one tensor of the state."""
+        """Zeros with the shape and dtype of this rank's part of one tensor of the state."""
         param = self.param.detach()
         like = torch.zeros(()) if entry == "step" else param
         if entry == "momentum_buffer" and entry not in self.state and dtype is None:
@@ -99,7 +99,7 @@ class SteppedParameter:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state to save: for Muon always a momentum, for AdamW those that exist."""
+        """The tensors of the state to save. Muon always has a momentum (zeros before its first step)."""
         if self.kind == "muon":
             saved = self.state.get("momentum_buffer")
             return {"momentum_buffer": self.blank("momentum_buffer") if saved is None else saved}
@@ -143,12 +143,12 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
                 "rename= must give them different names"
             )
     names = {param: name for name, param in named}
-    places = {param: both for step in steps for param, *both in _planned_places(step)}
+    places = {param: both for step in steps for param, *both in _planned_boxes(step)}
     places |= {
-        param: [_own_place(name, param, at)] * 2 for param, name in names.items() if param not in places
+        param: [_unplanned_boxes(name, param, at)] * 2 for param, name in names.items() if param not in places
     }
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
-    tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers}
+    tensors |= {name: (buffer, _unplanned_boxes(name, buffer, at)) for name, buffer in buffers}
     stepped = []
     for kind, part in parts.items():
         for label, param, group in all_named(part.param_groups):
@@ -160,7 +160,7 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
-    """The Muon and the AdamW that the optimizer consists of."""
+    """The optimizer's Muon and AdamW, by kind."""
     if isinstance(optimizer, MuonWithAdamW):
         return {"muon": optimizer.muon, "adamw": optimizer.adamw}
     if isinstance(optimizer, Muon):
@@ -173,7 +173,7 @@ def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimiz
 
 
 def as_before(saved: Any, current: Any) -> Any:
-    """A saved hyperparameter, made a tensor if the optimizer's ``current`` one is a tensor."""
+    """A saved hyperparameter, as a tensor if the optimizer's ``current`` value is a tensor."""
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
     if isinstance(current, tuple) and isinstance(saved, tuple) and len(current) == len(saved):
@@ -196,8 +196,8 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
         )
 
 
-def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxes]]:
-    """Each parameter of a plan, its boxes, and those of its momentum."""
+def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxes]]:
+    """For each parameter of a plan, the boxes that this rank holds of it and of its momentum."""
     for shard in step.momentum_shards.values():
         matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
@@ -215,11 +215,11 @@ def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBox
         yield shard.parameter.param, own, HeldBoxes(whole, boxes) if shard.flat else own
 
 
-def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
+def _unplanned_boxes(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     """The boxes of a tensor that is in no plan.
 
-    A DTensor's placements say where it lies; a plain tensor is whole, or its attributes say that it was cut
-    by hand over ``tp``. This does not use ``DTensor.__create_chunk_list__``, because in torch 2.13 it returns
+    They follow from a DTensor's placements. A plain tensor is whole, or its attributes say how it was cut by
+    hand over ``tp``. This does not use ``DTensor.__create_chunk_list__``, because in torch 2.13 that returns
     wrong rows for uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
@@ -234,7 +234,6 @@ def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
 def _named(
     tensors: Iterable[tuple[str, Tensor]], model: nn.Module, rename: Rename | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a model under the names by which they are saved."""
     wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
     for name, tensor in tensors:
         bare = name.removeprefix("module.") if wrapped else name

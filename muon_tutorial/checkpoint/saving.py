@@ -39,11 +39,11 @@ def save_checkpoint(
 
     Must be called by all ranks of the default process group with the same path on a shared file system, or in
     a single process without a group. Values that several ranks hold are compared before anything is written.
-    Buffers are the exception: data-parallel ranks may hold different ones (BatchNorm's), and one rank's are
+    Buffers are the exception: they may differ on data-parallel ranks (BatchNorm), and those of one rank are
     saved.
 
-    The folder is written as a draft and moved into place when it is complete. Whatever happens meanwhile,
-    even a kill, the path then holds the new checkpoint or what was there before, and you can call this again.
+    The folder is written as a draft and moved into place when it is complete. So the path always holds the
+    new checkpoint or the previous content, even after a kill, and you can call this again.
 
     Args:
         extra: saved from rank 0, returned by ``load_checkpoint``: numbers, text, tensors, and dicts, lists
@@ -107,10 +107,10 @@ def _warn_of_extra_state(model: nn.Module) -> None:
 
 @dataclass(slots=True, eq=False)
 class Save:
-    """One save. ``contents`` returns what this rank saves. Rank 0 also makes the draft and puts it in place.
+    """One save. ``contents`` returns what this rank saves. Rank 0 also makes the draft and moves it.
 
-    Rank 0 calls ``finish`` when the checkpoint is in its place, before it tells the other ranks. ``guard`` is
-    a path that rank 0 locks during the save, besides the folder.
+    Rank 0 calls ``finish`` after it has moved the draft, before it tells the other ranks. ``guard`` is a path
+    that rank 0 locks during the save, in addition to the folder.
     """
 
     meeting: Meeting
@@ -181,7 +181,7 @@ class Save:
                 )
         groups = {name: its for each in self._summaries for name, its in each.groups.items()}
         data = manifest.to_bytes(manifest.Manifest(self.meeting.id, self._files, tensors, groups))
-        manifest.from_bytes(data)  # refuses what could not be loaded: pieces that do not make up a tensor
+        manifest.from_bytes(data)  # a check: raises if a load could not read it
         self._write(manifest.NAME, data)
         folders.commit(self._draft, self.folder)
         try:

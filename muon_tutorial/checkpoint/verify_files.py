@@ -19,7 +19,7 @@ from .meeting import one_line
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenCheckpoint:
-    """A checkpoint that is held open. ``digest``: the SHA-256 of its manifest's file."""
+    """An open checkpoint. ``digest``: the SHA-256 of the file ``manifest.json``."""
 
     folder: OpenFolder
     manifest: Manifest
@@ -79,7 +79,7 @@ def verify_hashes(saved: OpenCheckpoint, rank: int, ranks: int) -> None:
 
 
 def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """The first damage in this rank's share of a checkpoint's files, in one line; None if there is none."""
+    """A line about damage in this rank's share of a checkpoint's files; None if there is no damage."""
     try:
         with opened(path) as folder:
             verify_hashes(open_checkpoint(folder), rank, ranks)

@@ -2,11 +2,11 @@
 
 Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
 p bytes per gradient and parameter element, b bytes per momentum element sent (2: Newton–Schulz runs in bf16),
-ρ = (D−1)/D. Bytes are those that a rank sends when collectives run as rings, except where a function says
+ρ = (D−1)/D. Bytes are sent by one rank, with collectives that run as rings, except where a function says
 "received". They are exact if elements divide evenly; otherwise the plan's padding comes on top.
 
 Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,
-which bounds Distributed Muon's communication to (1, 1.25] of distributed AdamW's.
+which says that Distributed Muon sends 1 to 1.25 times as many bytes as distributed AdamW.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIRE_BYTES = 2
 
 
 def rho(D: int) -> Fraction:
-    """The fraction of a tensor that each rank of a ring of D sends: (D−1)/D."""
+    """(D−1)/D: the fraction of a tensor that each of D ranks in a ring sends."""
     return Fraction(D - 1, D)
 
 
@@ -33,7 +33,7 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
 
-    ``layerwise`` sends the same number, on average over ranks: gradients to their owners, parameters back.
+    ``layerwise`` sends gradients to their owners and parameters back: on average, as many bytes per rank.
     """
     return rho(D) * N * (g + p)
 
@@ -49,12 +49,13 @@ def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fra
 
 
 def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
-    """Received with ``gather="boundary"``: b·(elements − own piece) for each matrix in ``straddled``."""
+    """Bytes received with ``gather="boundary"``: b·(elements − own elements) summed over ``straddled``."""
     return sum(b * (whole - own) for whole, own in wholes_and_own)
 
 
 def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
-    """For each matrix that this rank shares with another dp position: its elements, and those held here."""
+    """For each matrix that several dp positions share: how many elements it has, and how many are on this
+    rank."""
     return [
         (held.entry.matrix.box(at).numel, held.numel)
         for bucket in plan.buckets

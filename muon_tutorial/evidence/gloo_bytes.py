@@ -1,12 +1,11 @@
 """Predicts what Gloo really sends for a collective: bytes of data, messages, and bytes of TCP.
 
-Knows only sizes and positions. Gloo's bytes differ from those of a ring (``ring_bytes``): its reduce_scatter
-is an all_reduce of which each rank keeps a part, and its broadcast is a tree in which the root sends log₂ P
-times. An all_to_all sends one message to each position that gets anything, because the live world requests it
-that way. The formulas follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``,
-``scatter.cc``, ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a
-notice of 48 bytes from each side). They equal the kernel's TCP counters to the byte
-(``scripts/lab/kernel_counters.py``).
+Gloo does not send the same bytes as a ring (``ring_bytes``). Its reduce_scatter is an all_reduce after which
+each rank keeps a part of the result. Its broadcast is a tree, in which the root sends log₂ P times. An
+all_to_all sends no empty messages, because the live world requests it so. The formulas follow
+facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
+``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
+bytes from each side). They equal the kernel's TCP counters to the byte (``scripts/lab/kernel_counters.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class GlooTraffic:
 
     @property
     def writes(self) -> int:
-        """Writes to TCP: a notice and the message for each one sent, and a notice for each one received."""
+        """Writes to TCP: a notice and the data of each message sent, a notice for each message received."""
         return 2 * self.messages_out + self.messages_in
 
     @property
@@ -88,8 +87,8 @@ def gloo_barrier(parts: int) -> GlooTraffic:
 def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraffic:
     """Gloo's all_reduce of ``total`` bytes: one chunk per rank, each of two or more segments.
 
-    A rank first sends all chunks except its own, then all except its predecessor's. The last chunks may be
-    short.
+    A rank first sends all chunks except its own. Then it sends all chunks except the one of the rank before
+    it. The last chunks may be short.
     """
     if not total:
         return GlooTraffic()
@@ -115,8 +114,8 @@ def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraf
 def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) -> GlooTraffic:
     """Gloo's reduce: the first half of its all_reduce's ring, then every chunk to the root.
 
-    The ring stops two segments short of a full round, however many segments a chunk has. If a chunk has more
-    than two, a rank also sends all but two segments of its own chunk, which no rank needs.
+    The ring stops two segments before a full round, however many segments a chunk has. If a chunk has more
+    than two segments, a rank also sends segments of its own chunk that no rank needs.
     """
     if not total:
         return GlooTraffic()
@@ -129,7 +128,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that a position sends: all segments but the two before its successor's chunk."""
+        """Bytes and messages that ``sender`` sends: all segments except the two before the next rank's."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)

@@ -1,4 +1,4 @@
-"""Counts the bytes of requested collectives: an observer of any world, which never touches the engine.
+"""Counts the bytes of requested collectives. A ledger observes a world, and changes nothing in it.
 
 It counts bytes in four ways. ``payload``: bytes that a rank hands to a collective.
 ``ring``: bytes that it sends if the collective runs as a ring (``ring_bytes.py``), and ``received``: bytes
@@ -59,7 +59,6 @@ class Ledger:
         self.entries.append(entry_of(request, at))
 
     def clear(self) -> None:
-        """Forget everything."""
         self.entries.clear()
 
     def rows(self, rank: int | None = None) -> list[LedgerRow]:
@@ -75,7 +74,6 @@ class Ledger:
 
 
 def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
-    """The ledger's entry for one rank's request."""
     ring, received = ring_traffic(request, at)
     return LedgerEntry(
         rank=at.rank,
@@ -92,7 +90,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries; if they are not all of one phase, its name is left empty."""
+    """The sum of entries. If all entries have the same phase, it has this phase, else an empty one."""
     found = list(entries)
     sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
     phases = {entry.phase for entry in found}

@@ -1,4 +1,4 @@
-"""Bytes that a rank holds: by kind, from the plan alone; and the peak of a step, counted while it runs.
+"""Bytes of memory on a rank: predicted by kind from the plan, or counted while a step runs (the peak).
 
 ``PeakMemory`` sees every tensor that PyTorch makes in its ``with`` block, also on the meta device, where
 tensors have sizes but no memory. So the peak of a step is predicted by walking the step over meta tensors,
@@ -26,11 +26,11 @@ from .predict import held_parameters
 class Held:
     """Bytes that one rank holds for the matrices under a plan.
 
-    The first three stay between steps. The others exist while a bucket is processed, and are given for the
-    largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients stay as the
-    model holds them). ``gathered``: the buffer that receives the momentum. ``whole``: the most that this rank
-    receives over tp at once: one matrix; or, if tp gathers by the bucket, all the bucket's matrices that it
-    works on; or the sum of the bucket's Gram matrices.
+    The first three stay between steps. The others exist only while a bucket is processed; their values are
+    for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
+    not packed). ``gathered``: the buffer that receives the momentum. ``whole``: the most that this rank
+    receives over tp at once. That is one matrix; or, if tp gathers by the bucket, all matrices of the bucket
+    that the rank works on; or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -66,14 +66,14 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
 
 
 class CountingMode(TorchDispatchMode):
-    """A dispatch mode that is a dataclass."""
+    """A base class for dispatch modes that are dataclasses."""
 
     def __post_init__(self) -> None:
         super().__init__()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, in two seconds."""
+        """Return False: with True, PyTorch would wrap each operation, and import its compiler (2 s)."""
         return False
 
 
@@ -99,7 +99,7 @@ class PeakMemory(CountingMode):
         return result
 
     def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Count the storages that an operation has made: those of its result, but not of its arguments."""
+        """Count the storages of an operation's result, unless its arguments have them already."""
         known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)
@@ -136,7 +136,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage; None for a wrapper such as a DTensor, which has none of its own."""
+    """The tensor's storage; None if it has none, such as a DTensor."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -144,5 +144,5 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of this rank's own parts of tensors."""
+    """Bytes of this rank's parts of tensors."""
     return sum(local_part(tensor).nbytes for tensor in tensors)

@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def predict(plan: Plan, at: Coordinate) -> Ledger:
-    """The ledger that a real run of one rank's step would give, without running it."""
+    """The ledger of one rank's step, the same as a real run would give."""
     step = step_over_ones(plan, at, torch.device("meta"), IN_FLIGHT, ns_steps=0)  # iterations send nothing
     with torch.no_grad():
         return Ledger([entry_of(request, at) for request in requests_of(step.step())])
@@ -59,7 +59,7 @@ def step_over_ones(
 
 
 def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
-    """One matrix of each parameter, and the box of the parameter that this rank holds, by parameter index."""
+    """For each parameter, in the order of indices: one of its matrices, and the box that this rank holds."""
     found = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
     wholes = [(m, m.shape if m.part is None else m.part.shape) for _, m in sorted(found.items())]
     return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 
 def svg_style(salt: str, **more: Any) -> AbstractContextManager[None]:
-    """Settings to draw and save under: text as paths, matplotlib's own font, ids made from ``salt``."""
+    """A context to draw and save in: text becomes paths, in matplotlib's own font; ids depend on ``salt``."""
     style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": salt, "font.family": "DejaVu Sans"}
     return mpl.rc_context(style | more)
 
 
 def svg_element(figure: Figure) -> str:
-    """The figure as matplotlib writes it, without the date and the version that would change its bytes."""
+    """The figure as matplotlib writes it, but without date and version, which would change its bytes."""
     target = io.StringIO()
     FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None, "Creator": None})
     svg = target.getvalue()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Cell = str | int | float | None
-TableRow = dict[str, Cell]  # by column, the same columns in every row of a table
+TableRow = dict[str, Cell]  # cells by column; every row of a table has the same columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Table:
         return f"## {self.title}\n\n`{self.command}`\n\n{body}{notes}\n"
 
     def data(self) -> dict[str, object]:
-        """The table as plain data that JSON can hold."""
         return {
             "title": self.title,
             "command": self.command,

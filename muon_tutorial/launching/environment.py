@@ -1,4 +1,4 @@
-"""The environment variables of ranks: loopback only, few threads, and none of torchrun's variables."""
+"""Makes the environment variables of a launch's ranks: loopback only, few threads, nothing of torchrun."""
 
 from __future__ import annotations
 

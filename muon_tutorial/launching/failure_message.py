@@ -19,19 +19,20 @@ _FINGERPRINT = re.compile(
 
 
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
-    """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
+    """Return the rank that the report names first.
 
-    If the ranks' requests did not match, it is one with the rarest request; of several, the first to fail.
+    It is a rank that failed by itself, else one that kept the others waiting. If the ranks' requests did not
+    match, it is a rank with the rarest request. If there are several such ranks, it is the first that failed.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]
     stopped = [rank for rank in ranks if rank.stopped_at is not None]
-    elsewhere = [  # those that still ran when the launch was ended, and did not wait for the others
+    elsewhere = [  # ranks that still ran when the launch was ended, and were not waiting for the others
         rank for rank in ranks if not rank.is_done and not (rank.location and rank.location.communicating)
     ]
     raised = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
-    if 2 * len(left) >= len(ranks):  # then those that still wait probably made one request too many
+    if 2 * len(left) >= len(ranks):  # the few that still wait probably made one request too many
         left = []
     candidates = next(filter(None, (odd, own, stopped, elsewhere, left, raised)), ranks)
     return min(candidates, key=_failed_at)
@@ -53,12 +54,11 @@ def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
 
 
 def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
-    """Return the report of a launch that was ended from outside; `what` says how."""
+    """Return the report of a launch that was ended from outside; `what` is its first line."""
     return _with_cell_names("\n".join([what, *map(_state_line, ranks)]))
 
 
 def _failed_at(rank: WatchedRank) -> float:
-    """Return when the rank failed, or infinity if that is not known."""
     times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
     return min((time for time in times if time is not None), default=float("inf"))
 
@@ -66,7 +66,7 @@ def _failed_at(rank: WatchedRank) -> float:
 def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
     """Return the ranks with the rarest request, if all failed because their requests did not match."""
     failed = [rank for rank in ranks if rank.failed_itself]
-    # Each rank's request, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused it.
+    # Each rank's request, if the rank failed torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL).
     asked = [_requests(rank.raised.summary).get(rank.rank) if rank.raised else None for rank in failed]
     if not all(asked):
         return []
@@ -77,7 +77,7 @@ def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
 
 
 def _requests(text: str) -> dict[int, str]:
-    """Return each rank's request, from the message of a mismatch."""
+    """Return each rank's request, read from torch's message that requests do not match."""
     return {
         int(rank): f"{kind} of {shape or 'nothing'} {dtype or ''}".strip()
         for rank, kind, shape, dtype in _FINGERPRINT.findall(text)

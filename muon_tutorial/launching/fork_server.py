@@ -1,11 +1,11 @@
-"""A warm server, with torch imported, that forks ranks (Linux), and the launching process's side of it.
+"""A server process that has imported torch and forks ranks (Linux), and the class that controls it.
 
 The server runs one thread, imports none of the user's modules, and makes no CUDA call, so that it is safe to
-fork. When the launching process ends, so do the server and all its ranks: only the launching process holds
-the other end of the server's control socket.
+fork. Only the launching process holds the other end of the server's control socket. When the launching
+process ends, the socket closes, and the server ends all its ranks and itself.
 
-The fork server of ``multiprocessing`` starts ranks as fast. But its ranks run the user's script again if that
-has no main guard, and when the launching process is killed, a folder and every stopped rank are left behind.
+The fork server of ``multiprocessing`` is as fast. But its ranks run the user's script again if the script has
+no main guard. And if the launching process is killed, a temporary folder and all stopped ranks remain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .signals import IGNORING, held_back
 
 _BOOT = f"""{IGNORING}
 import ctypes, gc, json, os, select, socket, sys
-gc.disable()  # for good: what is imported here stays
+gc.disable()  # for good: imported modules stay until the process ends
 path, control, parent = json.loads(sys.argv[1])
 sys.path[:] = path
 def end_without_parent(number=0, frame=None):  # also in the midst of an import, which takes seconds
@@ -52,13 +52,13 @@ from muon_tutorial import *  # the optimizer, once for all ranks
 try:
     serve(control)
 except SystemExit:
-    os._exit(0)  # nothing is left to write, and torch's modules take a while to take apart
+    os._exit(0)  # a normal exit would spend a while on destroying torch's modules
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Importing torch's compiler makes a folder for its cache, so the server names one that exists already.
+# Importing torch's compiler creates its cache folder, so the server names a folder that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
-# Modules that ranks are likely to import, which takes seconds; torch's optimizers need some of them. The
-# server imports them one by one while it has nothing else to do, so that the first launch does not wait.
+# Ranks are likely to need these modules (torch's optimizers import some), and importing them takes seconds.
+# The server imports them one by one while it is idle, so that the first launch does not wait for them.
 _LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -73,7 +73,7 @@ _KILL = b"K"  # launching process to server: end the ranks of this launch
 
 
 class ForkServer:
-    """The launching process's side of its warm server. Threads may share it."""
+    """Starts and controls the server, in the launching process. Threads may share it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +94,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._control.close)
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
-        """Ask for one rank per pair of ends; the server reports on them over the returned line."""
+        """Ask for one rank for each of `ends`; return the socket over which the server reports on them."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -109,7 +109,7 @@ class ForkServer:
         return line
 
     def last_error_line(self) -> str:
-        """Return the last line the server wrote to its standard error before it ended."""
+        """Kill the server; return the last line that it wrote to its standard error."""
         with self._burying:
             if self._last_error_line is None:
                 self._child.kill()
@@ -120,7 +120,7 @@ class ForkServer:
         return self._last_error_line
 
     def wake(self) -> None:
-        """Let the server go on, if it was stopped (SIGSTOP)."""
+        """Continue the server if it was stopped (SIGSTOP)."""
         self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
@@ -136,12 +136,12 @@ class ForkServer:
             self._child.stderr.close()
 
 
-_SERVERS: dict[int, ForkServer] = {}  # by id of the process that started it: a forked child starts its own
+_SERVERS: dict[int, ForkServer] = {}  # by this process's id: a forked child of it starts its own server
 _STARTING = threading.Lock()
 
 
 def warm_server() -> ForkServer:
-    """Return this process's server, and start one if none runs. It may still be importing."""
+    """Return this process's server; start one if none runs. The server may still be importing torch."""
     with _STARTING:
         server = _SERVERS.get(os.getpid())
         if server is None or server._child.poll() is not None:
@@ -159,11 +159,11 @@ class ForkedRanks:
         try:
             self._line = self._server.ask_for(ends, files)
         except ConnectionError:
-            self._server.last_error_line()  # waits until it has ended, so that a new one is started
+            self._server.last_error_line()  # ends it, so that ``warm_server`` starts a new one
             self._server = warm_server()
             self._line = self._server.ask_for(ends, files)
         self._server.wake()
-        self.waitables = [self._line]  # what becomes readable when there is news
+        self.waitables = [self._line]  # these become readable when there is news
 
     def news(self) -> list[ProcessState]:
         """Return what the server has reported since the last call."""
@@ -199,7 +199,7 @@ class ForkedRanks:
             packet = b""
         if packet:
             return pickle.loads(packet)
-        self._is_lost = True  # so the ranks are ended without its help
+        self._is_lost = True  # the server has ended, so this process kills its ranks
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -208,7 +208,7 @@ class ForkedRanks:
 
 
 class _Family:
-    """The ranks of one launch, as the server sees them: the line to the launcher, and live processes."""
+    """The ranks of one launch, as the server sees them; ``line`` is its socket to the launching process."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
@@ -241,7 +241,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork ranks until the launching process is gone, then end the remaining ones."""
+        """Fork ranks until the launching process is gone, then kill those that still run."""
         try:
             while self._turn():
                 pass
@@ -250,7 +250,7 @@ class _Server:
                 family.kill()
 
     def _turn(self) -> bool:
-        """Handle what has come; return False once the launching process is gone."""
+        """Handle requests and exits of ranks; return False once the launching process is gone."""
         idle = bool(self._later) and not self._families
         ready = self._selector.select(0 if idle else None)
         if idle and not ready:
@@ -297,7 +297,7 @@ class _Server:
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
                 end.close()
             gc.enable()
-            # Python reseeds its own generator after a fork; torch's has the same seed in every process.
+            # Python reseeds its own generator after a fork. torch's default seed is a constant anyway.
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             messages, output = (socket.socket(fileno=descriptor) for descriptor in ends)

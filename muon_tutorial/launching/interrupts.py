@@ -1,7 +1,7 @@
 """Handles Ctrl-C and other signals while a command imports torch (which takes seconds) and while it exits.
 
-An interrupt during an import prints a long traceback, or an unrelated error if a C extension loses it. This
-module itself imports only the standard library.
+Without this, Ctrl-C during an import prints a long traceback, or an unrelated error if a C extension swallows
+the interrupt. This module itself imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
 def begin_command() -> None:
     """Handle signals while torch is imported; without a working directory, exit with a one-line error.
 
-    SIGTERM ends the process even if it is the first process of a container. SIGUSR1 and SIGUSR2, with which
-    schedulers ask a job to save, do not end it.
+    SIGTERM ends the process even if it is the first process of a container. Schedulers send SIGUSR1 and
+    SIGUSR2 to ask a job to save; these do not end the process.
     """
     end_on_interrupt()
     for name in ("SIGTERM", "SIGUSR1", "SIGUSR2"):
-        heed = _ended_by if name == "SIGTERM" else lambda number, frame: None  # nothing to save yet
+        handler = _ended_by if name == "SIGTERM" else lambda number, frame: None  # nothing to save yet
         if hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL:
-            signal.signal(signal.Signals[name], heed)
+            signal.signal(signal.Signals[name], handler)
     try:
         os.getcwd()  # without a working directory, torch's math library would end the process
     except OSError as error:
@@ -36,10 +36,10 @@ def begin_command() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Let Ctrl-C end this process immediately, with one line, until ``raise_on_interrupt``.
+    """Let Ctrl-C end this process immediately, with one line, until ``raise_on_interrupt`` is called.
 
-    For a command that has nothing to lose yet, or nothing any more. If SIGINT is ignored (a background job of
-    a shell) or has another handler, nothing changes.
+    Call it while a command has nothing to lose: before it starts its work, or after it has finished. If
+    SIGINT is ignored (a background job of a shell) or has another handler, nothing changes.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -61,7 +61,7 @@ def raise_on_interrupt() -> None:
 
 
 def said_of(name: str) -> str:
-    """Return what a command says when this signal ends it."""
+    """Return the message of a command that this signal ends, such as ``"interrupted"``."""
     return _WORDS.get(name, f"ended by {name}")
 
 

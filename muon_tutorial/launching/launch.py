@@ -46,23 +46,23 @@ def launch(
     max_lines: int = 200,
     method: Method = FITTING,
 ) -> list[Any]:
-    """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return what each returned, by rank.
+    """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return the values in rank order.
 
     In each rank torch.distributed is initialised over loopback. Its default group, and every group that `fn`
-    makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this, also in a rank.
+    makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this; so may a rank.
     Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it runs
     in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
-    (``keep_freed_memory``). Ranks ignore the signals of terminals and schedulers that this process handles;
-    `fn` may handle them itself.
+    (``keep_freed_memory``). If this process handles a signal of terminals or schedulers, such as SIGTERM,
+    ranks ignore it, unless `fn` handles it itself.
 
     Args:
-        fn: importable, or from a cell, a script or a prompt, and then sent with the globals that it uses.
+        fn: an importable function. One from a cell, a script or a prompt is sent with the globals it uses.
         backend: ``"gloo"``, or ``"nccl"`` with one GPU per rank.
         threads: torch's threads in each rank.
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
             and a function gets (rank, line).
-        max_lines: if a rank prints more lines, only this many, and then its last few, are shown.
+        max_lines: how many lines of a rank are shown. If it prints more, its last few are shown as well.
         method: ``"fork"`` from a warm server (Linux), or ``"spawn"`` fresh interpreters.
 
     Raises:
@@ -90,7 +90,7 @@ def launch(
             "raise the limit with ulimit -n 1024"
         ) from None
     except LaunchError as error:
-        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+        raise error.with_traceback(None) from None  # this module's frames would not help a reader
 
 
 def _spec(call: bytes, world_size: int, backend: str, timeout: float, threads: int) -> LaunchSpec:
@@ -120,7 +120,6 @@ def _spec(call: bytes, world_size: int, backend: str, timeout: float, threads: i
 def _started_ranks(
     files: RunFiles, outputs: list[RankOutput], method: Method, timeout: float
 ) -> Iterator[RankWatcher]:
-    """Start a rank for each output; end all ranks on exit."""
     ranks, ends = [], []
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as until_started:
         for rank, output in enumerate(outputs):
@@ -138,7 +137,7 @@ def _started_ranks(
 
 
 def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
-    """Wait for the ranks; return the values of a launch that went well, or raise what happened."""
+    """Wait for the ranks; return their values, or raise an error that says what went wrong."""
     try:
         in_time = watcher.until_settled(limit)
         if watcher.all_returned():
@@ -148,7 +147,7 @@ def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
         ranks = watcher.hear_out()
     except KeyboardInterrupt:
         report = "launch() was interrupted and its ranks were ended:"
-        with contextlib.suppress(LaunchError):  # the processes are gone as well
+        with contextlib.suppress(LaunchError):  # Ctrl-C has ended the fork server, too
             report = describe_unfinished(watcher.hear_out(), report)
         raise KeyboardInterrupt(report) from None
     if not in_time:

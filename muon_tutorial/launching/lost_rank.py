@@ -1,4 +1,4 @@
-"""Recognizes errors that only report that another rank was lost or late, by their type and their words."""
+"""Recognizes, by type and text, errors that only report that another rank was lost or late."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from torch.distributed import DistError
 
 from ..errors import CheckpointError
 
-# What torch.distributed says if another rank did not come (_LATE), or if its connection is gone (_GONE). A
-# data loader or a download may say the latter, too, so that error must come from Gloo or be a DistError.
+# Errors of torch.distributed say that another rank did not come (_LATE), or that its connection is gone
+# (_GONE). A data loader or a download may also lose a connection, so a _GONE error counts only if it comes
+# from Gloo or is a DistError.
 _LATE = re.compile(
     r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
     r"connectFullMesh failed|Operation timed out!"
@@ -41,7 +42,7 @@ def text_of(error: BaseException) -> str:
 
 
 def says_gone(text: str) -> bool:
-    """Return whether such an error's text says that a connection is gone, not only that a rank is late."""
+    """Return whether the text of an error about a lost rank says that a connection is gone."""
     return bool(_GONE.search(text)) and not _LATE.search(text)
 
 

@@ -1,6 +1,7 @@
 """The messages between the launching process, its ranks and the fork server, as plain records.
 
-Knows nothing about processes or torch. Every record is a frozen dataclass, sent pickled after its length.
+Knows nothing about processes or torch. Every record is a frozen dataclass; its length is sent before its
+pickle.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankRaised:
-    """The function, or the preparation for it, raised an error.
+    """An error that the function raised, or that was raised before the function was called.
 
-    If it returns instead, the rank sends the bytes of the pickled value, and no record.
+    If the function returns, the rank sends no record, but the bytes of the pickled value.
 
-    ``when`` is the machine's monotonic clock, in seconds. ``is_about_lost_rank``: the error only says that
-    another rank was lost, or kept it waiting.
+    ``when`` is in seconds, on the machine's monotonic clock. ``is_about_lost_rank``: the error only says that
+    another rank was lost, or kept this one waiting.
     """
 
     when: float
@@ -59,7 +60,7 @@ class RankRaised:
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """Where a rank's main thread was when asked: one line, and whether that is inside torch.distributed."""
+    """A rank's line of code, in its main thread, and whether that was inside torch.distributed."""
 
     line: str
     communicating: bool
@@ -67,7 +68,7 @@ class RankLocation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The state of a rank's process as its parent sees it; sent when it starts, stops, goes on and ends.
+    """The state of a rank's process, sent by its parent when it starts, stops, continues or ends.
 
     ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
     """
@@ -87,7 +88,10 @@ class RankEnds:
 
 
 class MessageSocket:
-    """Records over a stream socket. Any thread may call ``send``, which blocks; ``receive`` does not."""
+    """Sends and receives records over a stream socket.
+
+    Any thread may call ``send``, which may block. ``receive`` never blocks.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -102,7 +106,7 @@ class MessageSocket:
             self.end.sendall(data)
 
     def receive(self) -> list[Any]:
-        """Return the complete records that have come, without waiting; notes the end of the file."""
+        """Return the complete records that have arrived; set ``at_end_of_file`` if no more can come."""
         while not self.at_end_of_file and (data := read_now(self.end, _CHUNK)) is not None:
             self.at_end_of_file = not data
             self._pending += data
@@ -117,7 +121,7 @@ class MessageSocket:
 
 
 def read_now(end: socket.socket, most: int) -> bytes | None:
-    """Return the bytes that have come: ``b""`` at the end of the file, None if there are none yet."""
+    """Return the bytes that have arrived: ``b""`` at the end of the file, None if there are none yet."""
     try:
         return end.recv(most)
     except BlockingIOError:

@@ -1,10 +1,11 @@
-"""The processes around a rank on this machine: which other ranks have ended or are stopped, and its parent.
+"""Finds other ranks on this machine that have ended or are stopped, and ends a rank when its parent ends.
 
 ``Peers`` reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
 
-A thread waits for the parent's end, whatever the main thread is doing. The kernel's parent-death signal must
-not be one that ends the process, because it already comes when the *thread* that started the process ends.
-SIGCONT does no harm, and lets a stopped process go on, so that its thread sees that the parent has ended.
+A thread watches the parent, so it does not matter what the main thread is doing. On Linux the kernel also
+sends a signal when the parent ends. This must not be a signal that ends the process, because the kernel sends
+it as soon as the *thread* that started the process ends. SIGCONT does no harm, and it continues a stopped
+process, so that the thread can see that the parent has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Peers:
         return found
 
     def wake(self) -> None:
-        """Let stopped ranks go on, so that the signal that ends them reaches them."""
+        """Continue stopped ranks, because SIGTERM does not end a stopped process."""
         for rank, state in self._missing_now().items():
             if state == "is stopped (SIGSTOP)":
                 with contextlib.suppress(OSError):
@@ -85,6 +86,6 @@ def _outlive(parent: int, says: str) -> NoReturn:
     with contextlib.suppress(OSError):
         ready = select.poll()
         ready.register(2, select.POLLOUT)
-        if ready.poll(0):  # else standard error is a full pipe that nothing reads
+        if ready.poll(0):  # otherwise a write would block: the pipe is full, and nothing reads it
             os.write(2, f"{says}\n".encode())
     os._exit(1)

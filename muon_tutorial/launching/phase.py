@@ -1,8 +1,8 @@
-"""Notes what a rank is about to do, readable even after it was killed, and finds the line that it is at.
+"""Notes what a rank is about to do, and finds the line of code that the rank is at.
 
-Every rank of a launch has a slot in shared memory. It writes a short label there before a request, and the
-launching process reads the slots if something fails. A rank that torchrun started has a slot of its own.
-Other processes write nothing.
+Every rank of a launch has a slot in shared memory. It writes a short label there before a request. If
+something fails, the launching process reads the slots. It can do so even after a rank was killed. A rank that
+torchrun started has a slot in its own memory. Other processes write nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, os.path.dirname(__file__))
 _COMMUNICATION = os.path.join(_TORCH, "distributed")
 _LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds", "live.py")
 
-# This process's slot, if it is a rank. One per process, not per thread, hence not a context variable.
+# This process's slot, if it is a rank. All its threads share the slot, so it is no context variable.
 _own_slot: memoryview | None = None
 
 
@@ -65,7 +65,7 @@ def _read(slot: bytes) -> str:
 
 
 def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
-    """Return file, line and text of the first frame of a stack that is not a library's; ``""`` if none is.
+    """Return file, line and text of the first frame of a stack outside libraries; ``""`` if there is none.
 
     `stack` has the innermost frame first, as ``traceback.walk_stack`` yields it.
     """

@@ -35,7 +35,7 @@ from .standard_streams import flush_output
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
-_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes: freed memory that a rank keeps; the largest tensor in it
+_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes of freed memory that a rank keeps, and of a tensor in it
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
@@ -90,8 +90,8 @@ def _run(rank: int, files: RunFiles) -> bytes:
 def keep_freed_memory() -> None:
     """Let glibc's malloc keep freed memory, instead of giving it back to the system.
 
-    The system would zero every page before it is used again, which took a quarter of a step with buckets of
-    a few megabytes. Does nothing if the user has set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
+    The system would zero every page before its next use. With buckets of a few megabytes, that took a quarter
+    of a step. Does nothing if the user has set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
     """
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -129,7 +129,6 @@ def _raised(error: BaseException, when: float) -> RankRaised:
 
 
 def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:
-    """Do what the launching process says, until it or the rank ends."""
     while True:
         try:
             word = messages.end.recv(1)
@@ -148,7 +147,7 @@ def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) 
 
 
 def _redirect_output(output: socket.socket) -> None:
-    """Send stdout and stderr, also those of C code, to the launching process line by line."""
+    """Send stdout and stderr to the launching process line by line, including what C code prints."""
     sys.stdout = sys.stderr = io.TextIOWrapper(
         output.makefile("wb"), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )

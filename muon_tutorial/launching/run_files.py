@@ -1,7 +1,7 @@
 """The three files of a launch: what the ranks must do, the store where they meet, and their phases.
 
-On Linux they are in memory, without a name, so that not even SIGKILL of a whole process group leaves one
-behind. On other systems they are in a temporary folder, which the launching process removes.
+On Linux they are in memory, without a name, so that they disappear even if all processes are killed. On other
+systems they are in a temporary folder, which the launching process removes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunFiles:
 
 @contextlib.contextmanager
 def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
-    """Make the files of one launch, with the spec written and every phase empty; they are gone on exit.
+    """Make the files of one launch, with the spec written and every phase empty; remove them on exit.
 
     Raises:
         LaunchError: this is Linux without /proc, through which ranks open the files.

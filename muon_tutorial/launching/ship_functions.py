@@ -41,12 +41,12 @@ def unpack_error(data: bytes | None) -> BaseException | None:
         return loads(data)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # whatever the exception's class does
+    except BaseException:  # the exception's own class may raise anything
         return None
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Return the text of all code that exists only in this process, by the name that tracebacks give it."""
+    """Return the text of code that is in no file, such as notebook cells, by its file name in tracebacks."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -55,7 +55,7 @@ def cell_sources() -> dict[str, list[str]]:
 
 
 def cell_labels() -> dict[str, str]:
-    """Return the names IPython shows for cells (``Cell In[3]``), by the name tracebacks give them."""
+    """Return the names that IPython shows for cells (``Cell In[3]``), by their file names in tracebacks."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     describe = getattr(getattr(shell, "compile", None), "format_code_name", None)
     if describe is None:

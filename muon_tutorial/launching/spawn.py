@@ -24,7 +24,7 @@ _BOOT = IGNORING + (
 class SpawnedRanks:
     """The rank processes of one launch, each a child of this process."""
 
-    waitables: tuple[socket.socket, ...] = ()  # nothing becomes readable: call ``news`` now and then
+    waitables: tuple[socket.socket, ...] = ()  # there is nothing to wait for: call ``news`` now and then
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
@@ -45,7 +45,7 @@ class SpawnedRanks:
         return [new for new, old in zip(self._states, before, strict=True) if new is not None and new != old]
 
     def wake(self) -> None:
-        """Do nothing: there is no server that could have been stopped."""
+        """Do nothing, because there is no server."""
 
     def kill(self) -> None:
         """End every process that still runs, stopped ones too."""
@@ -61,7 +61,8 @@ class SpawnedRanks:
 
 
 def be_spawned_rank(rank: int, messages: int, output: int, files: list) -> None:
-    """Run as the rank whose sockets have these descriptors; `files` are the fields of ``RunFiles``."""
+    """Run as a rank. ``messages`` and ``output`` are descriptors of its sockets, ``files`` the fields of
+    ``RunFiles``."""
     ends = RankEnds(socket.socket(fileno=messages), socket.socket(fileno=output))
     be_rank(rank, ends, RunFiles(*files))
 

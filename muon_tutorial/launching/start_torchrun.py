@@ -1,9 +1,10 @@
-"""Starts torchrun from a process that is not a rank, and waits for it; lets a rank die as if it was killed.
+"""Runs torchrun: as a child of this process (``start_torchrun``), or in this process (``run_agent``).
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
-torchrun``, which can also restart ranks on several machines. torchrun itself can do so only if an environment
-variable is set before it starts. When a signal ends its job, torchrun prints a traceback and exits with
-1; SIGUSR1 kills it.
+torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which
+torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line,
+where torchrun prints a traceback and exits with 1. And it passes SIGUSR1, which kills torchrun, on to its
+ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 TRAIN = ("distributed_muon.py", "muon_tutorial")
-"""Programs whose ranks do the same at SIGTERM as at SIGINT; others may save at ``KeyboardInterrupt``."""
+"""Programs whose ranks treat SIGTERM like SIGINT. Other programs may save only at ``KeyboardInterrupt``."""
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
@@ -46,8 +47,8 @@ def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[s
 def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
     """Run ``torchrun_words`` in a folder, and wait at most ``limit`` seconds; returns what torchrun printed.
 
-    It uses this Python, and can import what this process can; its temporary files are in the folder, too.
-    torchrun listens on all network addresses.
+    torchrun uses this Python and this import path, and keeps its temporary files in the folder, too. torchrun
+    listens on all network addresses.
 
     Raises:
         LaunchError: it failed (the error quotes the end of its output), or did not end within the limit.
@@ -65,7 +66,7 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
             try:
                 process.communicate(timeout=_PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()  # ranks that joined it end with it
+                process.kill()  # ranks that called ``join_torchrun`` end with it
             if isinstance(error, subprocess.TimeoutExpired):
                 raise LaunchError(f"torchrun did not end within {limit:g} s") from None
             raise
@@ -96,7 +97,7 @@ def run_agent(words: Sequence[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
     handled, script = getattr(options, "signals_to_handle", ""), Path(options.training_script).name
-    if "SIGINT" in handled and script in TRAIN:  # a Python that still starts answers SIGINT with a traceback
+    if "SIGINT" in handled and script in TRAIN:  # while a Python starts, SIGINT makes it print a traceback
         options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
         signal.signal(signal.SIGINT, interrupt)
     try:

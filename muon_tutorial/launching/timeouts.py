@@ -1,7 +1,8 @@
-"""Timeouts of process groups: gives one to every group when it is made, and reads it back.
+"""Sets the timeout of every process group when it is made, and reads it back.
 
-torch gives new groups 30 minutes (10 with NCCL), whatever the default group has, and cannot change a group's
-timeout later under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. So torch's default is replaced while groups are made.
+torch gives new groups a timeout of 30 minutes (10 with NCCL), even if the default group has another one.
+Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it cannot change a group's timeout later. So this module replaces
+torch's default while groups are made.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
 def new_groups_time_out(timeout: float) -> Iterator[None]:
     """Give every group made inside, by ``new_group`` or ``init_device_mesh``, `timeout` seconds.
 
-    A timeout that a call gives itself takes precedence. All ranks that make the groups must enter it.
+    A timeout passed to such a call takes precedence. All ranks that make the groups must enter this context.
     """
     before = {name: getattr(distributed_c10d, name) for name in _DEFAULTS}
     let_new_groups_time_out(timeout)

@@ -1,8 +1,10 @@
-"""Recognizes ranks that torchrun started, by their environment; lets them join, and ends them with the agent.
+"""Recognizes ranks that torchrun started, by their environment, and lets them join the default group.
 
-This adds three things to torch's own ``env://`` rendezvous. There, ranks live on for minutes after their
-agent was killed; here they end with it. There, restarted ranks find the addresses of dead ranks in the
-agent's store; here each attempt has keys of its own. And a rank that loses another one says so in one line.
+This adds three things to torch's own ``env://`` rendezvous:
+
+- Ranks end when their agent ends. With torch alone, they live on for minutes after the agent was killed.
+- Each restart uses its own keys in the agent's store. With torch alone, it finds dead ranks' addresses there.
+- If a rank loses another rank, its error is one line.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from .standard_streams import flush_output
 from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
-# Seconds that a rank waits so that torchrun finds the broken rank before those that only noticed. If a
-# connection is gone, the broken rank may still be ending. If a rank never came, torchrun has nothing to find,
-# and the other ranks will soon report that rank, too.
+# Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
+# rank fail first. The first number is for a connection that is gone, because that rank may still be ending;
+# the second for a rank that did not come.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -43,23 +45,23 @@ RESTARTS_FAIL = (
     "or use python -m muon_tutorial torchrun instead of torchrun"
 )
 
-# Whether this process has lost another rank: then it cannot leave its groups in good order.
+# Whether this process has lost another rank. Then it must not destroy its groups, because Gloo would wait.
 _has_missed_rank = False
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """This rank under torchrun. ``peers``: the other ranks if all are on this machine, otherwise empty."""
+    """This rank under torchrun. ``peers``: the other ranks, or none if some are on other machines."""
 
     rank: int
     world_size: int
     peers: Peers
 
     def report_lost_rank(self, error: BaseException) -> bool:
-        """If `error` only says that another rank was lost, print this as one line on standard error.
+        """If `error` only says that another rank was lost, print it as one line on standard error.
 
-        Then wait a moment, so that torchrun finds the rank that broke first, and ends this one with it.
-        Return whether the error was of this kind.
+        Then wait a moment, so that torchrun sees the lost rank fail first, and ends this one. Return whether
+        the error was of this kind.
         """
         global _has_missed_rank
         if not is_about_lost_rank(error):
@@ -71,7 +73,7 @@ class TorchrunEnvironment:
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return a line: the rank that noticed, the rank that is lost, torch's words, and where this was."""
+        """Return a line with both ranks, torch's message, and the phase and line of code of this rank."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
@@ -91,16 +93,17 @@ def agent_name() -> str | None:
 
 
 def names_of_job(agents: Iterable[object]) -> list[str]:
-    """Return names by which later ranks recognize this job: its agents', and on several machines its id.
+    """Return names by which later ranks recognize this job: its agents' names, and perhaps its id.
 
-    Two jobs may get the same ``--rdzv-id``, so on one machine the id is used only if agents have no names.
+    Two jobs may get the same id (``--rdzv-id``), so on one machine the id is used only if agents have no
+    names.
     """
     agents = [*agents]
     return _names(agents, with_id=not (_on_one_machine() and any(agents)))
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job: it still has one of their agents.
+    """Return whether ranks with these names belonged to this job, because it still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -114,7 +117,7 @@ def _names(agents: Iterable[object], with_id: bool) -> list[str]:
 
 
 def restarted_by_torchrun() -> bool:
-    """Return whether this agent's ranks have failed before; False if only other agents' have."""
+    """Return whether this agent's ranks have failed before. Ranks of other agents do not count."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
@@ -122,8 +125,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 
     `timeout` is in seconds; groups made later have it, too. With ``"nccl"`` every local rank takes the GPU
-    with its number. If all ranks are on one machine, they listen only on loopback, and can meet again after a
-    restart (``--max-restarts``) whatever the previous ranks left in the agent's store. On several machines,
+    with its number. If all ranks are on one machine, they listen only on loopback, and restarts work
+    (``--max-restarts``), because each attempt has its own keys in the agent's store. On several machines,
     restarts need ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in torchrun's environment; rank 0 says so if it is
     missing.
 
@@ -215,8 +218,8 @@ def _on_one_machine() -> bool:
 def _store_of_attempt(patience: timedelta) -> dist.Store:
     """Return the store where the ranks meet, with keys that no earlier attempt has used.
 
-    Each agent counts only its own restarts, so the counts differ between machines; with several machines the
-    keys are therefore torch's.
+    With several machines, the keys stay as torch makes them: each agent counts only its own restarts, so
+    the machines' counts differ.
     """
     _check_agent_listens()
     store, _, _ = next(dist.rendezvous("env://", timeout=patience))
@@ -226,16 +229,16 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error now if the agent does not listen; a store's client would try until its timeout."""
+    """Raise an error if the agent does not listen. Without this, the store's client would try for long."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return  # rank 0 will listen, and need not do so yet
+        return  # rank 0 will listen, but perhaps not yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         socket.create_connection(address, _UNTIL_REFUSED).close()
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # this proves nothing; torch tries for longer
+        return  # the agent may still come: leave it to torch, which tries for longer
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

@@ -21,9 +21,9 @@ from .phase import read_phases
 from .ship_functions import loads
 from .spawn import SpawnedRanks
 
-_TICK = 0.05  # seconds between looks at processes that announce nothing
+_TICK = 0.05  # seconds between looks at processes, because some changes wake nothing
 _GRACE = 0.4  # seconds for the other ranks to report what they saw, once one has failed
-_DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
+_DYING = 1.0  # more seconds for a rank to end after its connections have closed
 _REVIVING = 5.0  # more seconds for a stopped rank while others run: one of them may continue it
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
@@ -124,7 +124,8 @@ class WatchedRank:
 
 @dataclass(slots=True)
 class RankWatcher:
-    """Watches a launch. ``phases``: path of the ranks' phases; ``timeout``: the groups', in seconds."""
+    """Watches a launch. ``phases``: path of the file of phases. ``timeout``: of the process groups, in
+    seconds."""
 
     ranks: list[WatchedRank]
     processes: ForkedRanks | SpawnedRanks
@@ -189,7 +190,7 @@ class RankWatcher:
             rank.output.finish()
 
     def _awaits_a_death(self) -> bool:
-        """Whether ranks have lost connections (which close before a process ends), but none has ended yet."""
+        """Whether ranks have lost connections, and none has ended yet (its connections close first)."""
         losses = [rank.raised for rank in self.ranks if rank.raised is not None]
         explained = any(rank.failed_itself or rank.stopped_at is not None for rank in self.ranks)
         return bool(losses) and not explained and all(says_gone(loss.summary) for loss in losses)
@@ -204,7 +205,7 @@ class RankWatcher:
                     rank.messages.end.send(word)
 
     def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
-        """Handle what comes until `until()` is true; False if `limit` seconds passed first."""
+        """Handle messages, output and exits until `until()`; False if `limit` seconds passed first."""
         deadline = None if limit is None else time.monotonic() + limit
         while not until():
             if deadline is not None and time.monotonic() > deadline:
@@ -225,7 +226,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
-            self.processes.wake()  # so that the server reports its end
+            self.processes.wake()  # so that the server, if it is stopped, reports the rank's end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)
@@ -252,7 +253,7 @@ def _rebuilt(rank: int, value: bytes) -> Any:
         return loads(value)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the value's class does
+    except BaseException as error:  # the value's own class may raise anything
         raise LaunchError(
             f"the value that rank {rank} returned cannot be rebuilt here: {type(error).__name__}: "
             f"{in_one_line(text_of(error))}"

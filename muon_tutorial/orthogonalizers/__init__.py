@@ -1,6 +1,6 @@
-"""Newton–Schulz by name: other ways to compute the update, besides the one with ``torch.optim.Muon``'s bits.
+"""Newton–Schulz recipes by name: other ways to compute the update than ``torch.optim.Muon``'s ("stock").
 
-``named``       the recipes by name, with their errors, and which of them are drop-ins
+``named``       the recipes by name, with their errors, and which of them can replace stock
 ``recipe``      what a recipe consists of, as plain data; refuses recipes that could explode
 ``squares``     a polynomial of a matrix as a few squarings
 ``iterate``     the iterations: on the matrix, or on its Gram matrix

@@ -1,7 +1,7 @@
 """Measures which recipe is the fastest for a shape on this machine, and keeps the seconds as plain data.
 
-Only stock and its drop-ins are candidates: a choice changes how long a step takes, not how good it is.
-The dtype of a matrix makes no difference, because every recipe rounds its elements to bf16 first.
+Only stock and ``DROP_INS`` are candidates, so a choice changes how long a step takes, not how good the update
+is. The dtype of a matrix makes no difference, because every recipe rounds its elements to bf16 first.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768
-"""Larger matrices are timed as smaller ones of the same ratio; from this side on, products take all time."""
+"""If a matrix's smaller side is above this, a smaller matrix of the same ratio is timed. From this size on,
+nearly all time goes into products, so the same recipe is the fastest."""
 
 STACKED = 8
 """Small matrices are timed as a stack of this many."""
 
 HOPELESS = 1.6
-"""A candidate is not timed if its operations would take more than this many times the best one's seconds."""
+"""A candidate is not timed if its estimated time is more than this many times the best estimate."""
 
 LEAST_OWN = 0.02
-"""Under a limit of processor time (a cgroup quota), Linux counts it in ticks of milliseconds. From this many
-seconds on, the length of a tick does not matter."""
+"""A run of at least this many seconds is timed by its processor time. Under a cgroup's quota, Linux counts
+processor time in ticks of milliseconds, too coarsely for shorter runs."""
 
 ROUNDS = 5
 
@@ -109,7 +110,7 @@ def read_calibration(path: str | Path) -> Calibration:
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    workspace = Workspace()  # one for all, as in a step: its place in memory shifts times by a few per cent
+    workspace = Workspace()  # one for all, as in a step, because its address changes times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))
@@ -136,7 +137,7 @@ def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
-    """The candidates that may be fastest, judged by operations and a plain product's rate in each dtype."""
+    """The candidates that may be the fastest, by their operations and the rate of a plain product."""
     n = min(rows, columns)
     rates = {dtype: _rate(n, dtype, device) for dtype in (torch.bfloat16, torch.float32)}
     guesses = {name: _guess(name, rows, columns, rates) for name in CANDIDATES}
@@ -175,7 +176,7 @@ def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], obje
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call; for a single thread its processor time, so that other load counts for less."""
+    """Seconds of a call; for a single thread, its processor time, which depends less on other load."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     _wait_for(device)
     begun, own = time.perf_counter(), time.process_time()

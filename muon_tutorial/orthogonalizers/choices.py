@@ -1,4 +1,4 @@
-"""A parameter group's ``orthogonalize``: a name, or ``"auto"`` with the recipe chosen for each shape.
+"""Reads and writes a parameter group's ``orthogonalize``: a name, or ``"auto"`` with a choice per shape.
 
 Choices are text, so they are compared across ranks, saved and loaded like any other hyperparameter.
 """
@@ -80,7 +80,7 @@ def name_for(orthogonalize: str, rows: int, columns: int) -> str:
 
 
 def check_orthogonalize(group: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` for an unknown name, or for coefficients or steps beside a recipe's own."""
+    """Raise ``UsageError`` for an unknown name, or if the group also gives coefficients or steps."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         return

@@ -1,8 +1,9 @@
-"""Newton–Schulz of a matrix that no rank holds whole, by its Gram matrix, which is a sum over shards.
+"""Newton–Schulz of a matrix that no rank holds whole, by its Gram matrix, which is summed over shards.
 
 If X, n × l, is cut along l, ``XXᵀ`` is the sum of the shards' own products. The iteration runs on that n × n
-matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So each shard is multiplied by Q on
-its own. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and ``XQ``.
+matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So a rank multiplies its shard by Q,
+and needs no other shard. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and
+``XQ``.
 
 The sum of the shards' products rounds differently than in a single process: ``DIFFERENCE`` and
 ``QUALITY_DIFFERENCE`` bound that. Products and iterates are fp32, shards and results bf16. Knows nothing of
@@ -28,7 +29,8 @@ from .recipe import Recipe
 from .workspace import Workspace
 
 DIFFERENCE = 0.05
-"""How far a result in shards may be from that of ``iterate`` with the same recipe: ‖X − Y‖/‖Y‖ (Frobenius).
+"""How far a result X in shards may be from the result Y of ``iterate`` with the same recipe: ‖X − Y‖/‖Y‖
+(Frobenius).
 
 Measured on every spectrum of ``quality``, 96 × 384, 384 × 96 and 512 × 512, in 2, 4 and 8 shards: at most
 0.008 with Keller Jordan's coefficients, and 0.02 with minimax's on 512 × 512, where rounding decides the
@@ -36,11 +38,12 @@ smallest singular values. With 8 shards it is no larger than with 2.
 """
 
 QUALITY_DIFFERENCE = 0.05
-"""How far the two numbers of ``Quality``, error and largest singular value, may be from those of ``"stock"``
-in a single process with the same coefficients, on the same spectra and shards. Measured: 0.003 and 0.016; on
-48 × 192 0.026, because bf16 iterates blur its cliff. The matrices themselves differ from stock's as much as
-those of ``orthogonalize="gram"`` in one process: ‖X − Y‖/‖Y‖ is 0.01 on Gaussian matrices, and up to 0.32 on
-spectra where stock's rounding loses singular values and fills in others (k^−3, rank 8).
+"""How much the numbers of ``Quality`` (error and largest singular value) may differ from the numbers of
+``"stock"`` in a single process, with the same coefficients, spectra and shards. Measured: 0.003 and 0.016. On
+48 × 192 it is 0.026, because iterates in bf16 blur the step in the spectrum "cliff". On Gaussian matrices, ‖X
+− Y‖/‖Y‖ is 0.01 between a result X and stock's result Y. On spectra that fall fast (k^−3, rank 8) it is up to
+0.32, because stock's rounding changes the smallest singular values. ``orthogonalize="gram"`` in one process
+differs as much.
 """
 
 
@@ -74,8 +77,8 @@ def _gram_form(coefficients: tuple[Triple, ...]) -> Recipe:
 def pack_symmetric(A: Tensor, packed: Tensor) -> None:
     """Write the upper triangle of a symmetric matrix into ``packed``, [n(n + 1)/2].
 
-    The format is like LAPACK's (RFP, Gustavson et al. 2010): the whole upper right block, then a rectangle in
-    which the triangles of the two diagonal blocks lie side by side: a few copies, instead of one per row.
+    The format is like LAPACK's (RFP, Gustavson et al. 2010): first the upper right block, then a rectangle
+    that holds the triangles of both diagonal blocks. It takes a few copies, not one for each row.
 
     >>> A, packed = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]]), torch.empty(6)
     >>> pack_symmetric(A, packed)
@@ -100,7 +103,7 @@ def unpack_symmetric(packed: Tensor, A: Tensor) -> None:
 
 
 def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """A packed matrix's upper right block, [half, n − half], the rectangle of both triangles, and half."""
+    """Views of a packed matrix: its upper right block, [half, n − half], and its rectangle; and half."""
     half = n // 2
     edge = half * (n - half)
     return packed[:edge].view(half, n - half), packed[edge:].view(half + 1, n - half), half
@@ -110,8 +113,8 @@ def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
 def packed_gram(shard: Tensor, cut: int, packed: Tensor, workspace: Workspace) -> None:
     """Write a shard's part of the Gram matrix into ``packed``, fp32, [n(n + 1)/2].
 
-    ``shard`` is bf16, [rows, columns]. Its dimension ``cut`` is the one that is cut, and may be empty; its
-    other dimension is whole, and n long.
+    ``shard`` is bf16, [rows, columns]. Its dimension ``cut`` is cut, and may be empty; the other dimension
+    is whole, and has length n.
     """
     n = shard.size(1 - cut)
     wide, A = workspace.buffers([tuple(shard.shape), (n, n)], torch.float32, shard.device)
@@ -139,14 +142,14 @@ def orthogonalize_shard(
 
 
 def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]) -> Tensor:
-    """The n × n matrix that every shard is multiplied by, from the unscaled Gram matrix."""
+    """Return the n × n matrix by which every shard is multiplied, from the unscaled Gram matrix."""
     A = square[0]
     unpack_symmetric(packed, A)
     norm = A.diagonal().sum().sqrt().clamp(min=eps)  # the trace is X's squared Frobenius norm
-    A.masked_fill_(norm.isinf(), 0.0)  # squares beyond fp32: then the update is zero, as stock's is
+    A.masked_fill_(norm.isinf(), 0.0)  # squares above fp32's largest number: the update is 0, as stock's is
     A.div_(norm).div_(norm)
     if recipe.scaling == "schatten":  # by X's Schatten 4-norm, the root of its Gram matrix's Frobenius norm
-        # As in iterate: at least this, so that a matrix of norm below eps stays small.
+        # The clamp is as in ``iterate._scale``: a matrix whose norm is below eps stays small.
         root = torch.linalg.matrix_norm(A).clamp(min=A.size(-1) ** -0.5 * 0.99).sqrt()
         A.div_(root).div_(root)
         norm = norm * root

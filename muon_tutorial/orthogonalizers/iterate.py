@@ -1,4 +1,4 @@
-"""The iterations: they apply a recipe to a matrix or a stack of matrices, in a workspace's memory."""
+"""Applies a recipe to a matrix or a stack of matrices, in a workspace's memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LEAST_STACKED = 8
 """Matrices whose smaller side is below this are not stacked."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs. A run's buffers fit into ``RUN_BYTES``, a core's cache. Some kernels change
-with a run's length, so every length is tried out, and a run has at most ``MOST_STACKED`` matrices."""
+"""A stack is iterated in runs of a few matrices. A run's buffers fit into ``RUN_BYTES``, a core's cache. A
+run's length may change its kernels, and so its bits. So every length is tried out, up to ``MOST_STACKED``."""
 
 TRIED = 2**18
-"""How many elements of results are compared; a dozen products lead to each. Kernels that differ give a few
-different elements in every 100,000 of a bf16 product."""
+"""How many elements of results are compared. If kernels differ, a few in 100,000 elements of a bf16 product
+differ, and each result comes from a dozen products."""
 
 
 def orthogonalize(
@@ -40,8 +40,8 @@ def orthogonalize(
 ) -> Tensor:
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
-    ``G`` is a matrix [rows, columns], or a stack of equal shapes [matrices, rows, columns], whose members
-    get the same bits as each would alone. The result has the shape of ``G`` and is row-major, however
+    ``G`` is a matrix [rows, columns], or a stack of equal shapes [matrices, rows, columns]. Each matrix of
+    a stack gets the same bits as it would alone. The result has the shape of ``G`` and is row-major, however
     ``G`` lies in memory. ``eps`` is the least norm that a matrix is divided by. With a ``workspace`` that has
     seen the shape before, only the result is newly allocated; with ``out``, nothing is.
 
@@ -80,23 +80,22 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
     >>> runs_of_equals("abaacb", lambda key: 2)
     [[0, 2], [3], [1, 5], [4]]
     """
-    places: dict[Key, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
+    indices: dict[Key, list[int]] = {}
+    for index, key in enumerate(keys):
+        indices.setdefault(key, []).append(index)
     runs = []
-    for key, its in places.items():
+    for key, its in indices.items():
         size = most(key) if len(its) > 1 else 1
         runs += [its[begin : begin + size] for begin in range(0, len(its), size)]
     return runs
 
 
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
-    """Return how many matrices of this shape can be iterated as one stack with the bits that each gets alone;
-    1 if they do not stack.
+    """Return how many matrices of this shape can be stacked so that each gets the same bits as alone.
 
-    Large matrices gain nothing, and kernels differ on members that a stack of odd sizes would not align. This
-    CPU's kernels are tried out once per shape, recipe and number of threads. The meta device behaves as the
-    CPU does; on other devices nothing is stacked.
+    It is 1 for large matrices, because they gain nothing. It is 1 for sizes with which the members of a stack
+    would not be aligned, because their bits would differ. This CPU's kernels are tried out once per shape,
+    recipe and number of threads. On the meta device it is as on the CPU; on other devices nothing is stacked.
     """
     most = _most_stacked(rows, columns, recipe)
     if most == 1 or device.type not in ("cpu", "meta"):
@@ -105,7 +104,7 @@ def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = C
 
 
 def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
-    """How many matrices' buffers fit into a core's cache; 1 if stacking gains nothing or sizes are odd."""
+    """How many matrices fit into a core's cache; 1 if stacking gains nothing or would not be aligned."""
     n, itemsize = min(rows, columns), recipe.dtype.itemsize
     aligned = all(size * itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
     if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
@@ -134,13 +133,14 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
 
 
 def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
-    """The shapes of an iteration's buffers: two of the shape of the matrix or stack, and small squares."""
+    """The shapes of an iteration's buffers: two like the matrix or stack, the others square."""
     *batch, rows, columns = shape
     n = min(rows, columns)
     gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
     long_polynomials = any(len(polynomial) > 3 for polynomial in recipe.coefficients)
     count = 4 if gram or (recipe.dtype is torch.bfloat16 and long_polynomials) else 2
-    # Rows are a cache line longer: with a large power of two, a column would map to a few sets of the cache.
+    # Rows are padded by a cache line. With rows of a power of two, a column would use only few sets of the
+    # cache.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
     return [shape] * 2 + [(*batch, n, pitch)] * count
 
@@ -153,18 +153,18 @@ def _orthogonalize(
     eps: float,
     workspace: Workspace,
 ) -> None:
-    """Write the orthogonal factor of a matrix, or those of a stack in one run, into ``out``.
+    """Write the orthogonal factor of a matrix, or of each matrix in a stack, into ``out``.
 
-    A tall matrix is iterated as a wide one. In bf16 it is copied into row-major order, because products on a
-    transpose are slower than this copy; in fp32 it is used as a transposed view.
+    A tall matrix is transposed first. In bf16 the transpose is copied into row-major order, because products
+    on a transposed view would take longer than the copy; in fp32 the view is used.
     """
     tall = out.size(-2) > out.size(-1)
     wide = out.mT if tall else out  # [.., n, l]
     n, length = wide.shape[-2:]
     gram = recipe.iterates_on_gram(n, length, symmetric_share(n))
-    lies = wide if recipe.dtype is torch.bfloat16 else out
-    X, Y, *padded = workspace.buffers(_shapes(tuple(lies.shape), recipe), recipe.dtype, out.device)
-    if lies is not wide:
+    stored = wide if recipe.dtype is torch.bfloat16 else out
+    X, Y, *padded = workspace.buffers(_shapes(tuple(stored.shape), recipe), recipe.dtype, out.device)
+    if stored is not wide:
         X, Y = X.mT, Y.mT
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
     out.copy_(G)  # rounded, as torch.optim.Muon does
@@ -213,7 +213,7 @@ def _iterate_rounding(
 
 
 def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
-    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``: one product without d and e, two with them."""
+    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products, or one if d and e are missing."""
     b, c, *rest = coefficients
     if not rest:
         symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)
@@ -259,7 +259,7 @@ def _norms(X: Tensor) -> Tensor:
 
 
 def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
-    """Scale ``X``, of Frobenius norm 1, as the recipe says, and ``A = XXᵀ`` accordingly."""
+    """Scale ``X``, whose Frobenius norm is 1, as the recipe says, and scale ``A = XXᵀ`` to match."""
     if recipe.scaling == "schatten":
         # ‖A‖ ≥ ‖X‖²/√n = 1/√n. For a matrix of norm below eps it is less, and the clamp keeps X small.
         squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)

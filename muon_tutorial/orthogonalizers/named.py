@@ -27,7 +27,8 @@ TURBO: tuple[Polynomial, ...] = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Turbo-Muon's four triples: those of a Polar Express with safety factor 1.02, without the first."""
+"""Turbo-Muon's four triples. They come from a Polar Express with safety factor 1.02, without its first
+triple."""
 
 MINIMAX: tuple[Polynomial, ...] = (
     (8.339068, -24.186172, 17.582032),
@@ -35,12 +36,13 @@ MINIMAX: tuple[Polynomial, ...] = (
     (3.655529, -2.68073, 0.514838),
     (3.686149, -7.109275, 6.401602, -2.436651, 0.326061),
 )
-"""The Polar Express's construction (arXiv 2505.16932) with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
+"""Made like the Polar Express (arXiv 2505.16932), but with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
 
-Each is the odd polynomial of its degree closest to 1 on the interval that the previous ones leave. Matrices
-are divided by the Schatten norm, which is smaller than the Frobenius norm, so their singular values start
-higher than with the five stock steps. Degree 9 costs one product more than degree 5 (``squares``). It comes
-last, because its large coefficients would make the Gram form less accurate in an earlier step.
+The previous polynomials map the singular values into an interval; of all odd polynomials of its degree, each
+is the closest to 1 on that interval. Matrices are divided by the Schatten norm, which is smaller than the
+Frobenius norm, so their singular values start higher than with the five stock steps. Degree 9 costs one
+product more than degree 5 (``squares``). It comes last, because its large coefficients would make the Gram
+form less accurate in an earlier step.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (
@@ -49,8 +51,8 @@ MINIMAX_BF16: tuple[Polynomial, ...] = (
     (4.736027, -6.724893, 3.202065, -0.460851),
     (2.884092, -3.540152, 1.929214, -0.346476),
 )
-"""The same construction with degrees 5, 5, 7, 7, on [0.0022, 1]: its coefficients alternate less, so that
-rounding to bf16 adds little error."""
+"""Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. Its last polynomial has smaller
+coefficients than one of degree 9, so rounding to bf16 adds little error."""
 
 THREE_STEPS: tuple[Polynomial, ...] = (
     Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),
@@ -66,9 +68,10 @@ THREE_STEPS: tuple[Polynomial, ...] = (
         -1.9756128757, ((1.0, 0.0, -0.80427011), (0.3344981379, -0.1620771999, 0.6129238252))
     ).polynomial(),
 )
-"""Degrees 5, 17 and 9, each made only of squarings. They take 12 products on a square matrix; the five stock
-steps take 15. The 15 numbers were fitted by a sequence of linear programs, for matrices of 16 to 4096 rows,
-so that the error is above stock's on no spectrum of ``quality``."""
+"""Polynomials of degrees 5, 17 and 9 that consist only of squarings. They take 12 products on a square
+matrix; the five stock steps take 15. The 15 numbers were fitted by a sequence of linear programs, for
+matrices of 16 to 4096 rows, under the condition that no spectrum of ``quality`` has a larger error than with
+stock."""
 
 KELLER_JORDAN_FIVE = (KELLER_JORDAN,) * DEFAULT_STEPS
 _KELLER_JORDAN_SOURCE = "https://github.com/KellerJordan/Muon, muon.py"
@@ -98,7 +101,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
+    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on all."""
 
     gaussian: float
     power_law: float
@@ -122,19 +125,20 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
 
-The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number: if singular values differ much,
-its result is close to another matrix's. A nearly zero matrix, of norm below ``eps``, stays small, as with
-stock; only turbo's scaling makes it large.
+The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number, which changes the matrix. If
+singular values differ much, its result is therefore far from the orthogonal factor. A nearly zero matrix, of
+norm below ``eps``, stays small, as with stock; only turbo's scaling makes it large.
 """
 
 LARGER_UPDATES = (1.03, 1.18)
-"""Bounds of the ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix, for all recipes
-except ``"float32"`` and ``"gram"``, which have stock's coefficients. Stock leaves most singular values below
-1; measured: 1.04 on 384 × 768 to 1.15 on 256 × 64."""
+"""The least and the largest ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix.
+The ratio is above 1 because stock leaves most singular values below 1. Measured: 1.04 on 384 × 768 to 1.15 on
+256 × 64. The bounds do not hold for ``"float32"`` and ``"gram"``, which have stock's coefficients."""
 
 DROP_INS = tuple(name for name in RECIPES if name != "turbo")
-"""The recipes whose quality is not below stock's: error at most 1 % above stock's on Gaussian and power-law
-spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (``quality.shortfall``)."""
+"""The recipes that can replace stock without losing quality (``quality.shortfall``): the error is at most 1
+% above stock's on Gaussian and power-law spectra, and at most 0.15 on low rank; the largest singular value
+is at most 1.45 on all."""
 
 
 def find_recipe(name: str) -> Recipe:

@@ -1,6 +1,6 @@
-"""Matrix products into existing buffers; large symmetric products compute about half, and mirror it.
+"""Matrix products into existing buffers; of large symmetric products only about half is computed.
 
-Knows only tensors: [rows, columns], or a stack [matrices, rows, columns].
+Tensors are [rows, columns], or a stack [matrices, rows, columns].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 LEAST_SYMMETRIC = 384
-"""Below this many rows a symmetric product is computed whole: more calls would cost what they save."""
+"""Below this many rows a symmetric product is computed whole, because several calls would save no time."""
 
 BLOCKS, LEAST_BLOCK = 6, 128
 """A symmetric product is computed in about six block columns, 128 wide or more: 7/12 of the operations."""
@@ -25,8 +25,8 @@ def onednn_is_faster() -> bool:
     """Whether fp32 products should go to oneDNN: on AMD CPUs, on which MKL does not use AVX-512.
 
     Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch hands an fp32 product to
-    oneDNN only if its settings allow bf16 inside the product. Without AMX, which these CPUs lack, oneDNN has
-    no kernel that then uses bf16; to be sure, a product is compared with float64.
+    oneDNN only if its settings allow bf16 inside the product. On these CPUs, which lack AMX, oneDNN computes
+    in fp32 all the same; to be sure, a product is compared with float64.
     """
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return "AMD" in str(known.get("cpu_name")) and not known.get("amx_tile") and _onednn_keeps_float32()
@@ -35,7 +35,7 @@ def onednn_is_faster() -> bool:
 def _onednn_keeps_float32() -> bool:
     backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     generator, before = torch.Generator("cpu").manual_seed(0), backend.fp32_precision
-    with _disable_current_modes():  # ignores the program's default device, and is not counted by PeakMemory
+    with _disable_current_modes():  # so that no default device applies, and PeakMemory counts nothing
         A, B = torch.randn(2, 32, 32, generator=generator, device="cpu", dtype=torch.float32)
         exact = A.double() @ B.double()
         try:
@@ -50,7 +50,8 @@ def _onednn_keeps_float32() -> bool:
 def full_float32() -> Iterator[None]:
     """Compute fp32 products in fp32, whatever ``torch.set_float32_matmul_precision`` was set to.
 
-    In TF32 or bf16 an iteration on a Gram matrix explodes: inputs of σₖ = k^−2 ended with σ₁ 3 to 30,000.
+    In TF32 or bf16 an iteration on a Gram matrix explodes: of matrices with the singular values k^−2, the
+    largest one grew to between 3 and 30,000.
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
@@ -76,11 +77,12 @@ def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float 
 
 
 def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Replace ``out`` by ``alpha·A·B + beta·out``. ``A·B`` must be symmetric; if ``beta`` ≠ 0, ``out``, too.
+    """Replace ``out`` by ``alpha·A·B + beta·out``, if ``A·B`` is symmetric.
 
-    ``B`` is ``Aᵀ``, or both are symmetric and commute. From ``LEAST_SYMMETRIC`` rows on, block columns are
-    computed only down to the diagonal and then mirrored. The result is then exactly symmetric in fp32, and in
-    bf16 except within the diagonal blocks: there rounding does more harm than asymmetry.
+    If ``beta`` is not 0, ``out`` must be symmetric, too. ``B`` is ``Aᵀ``, or both are symmetric and commute.
+    From ``LEAST_SYMMETRIC`` rows on, block columns are computed only down to the diagonal and then mirrored.
+    The result is then exactly symmetric in fp32. In bf16 the diagonal blocks are not mirrored, because there
+    rounding does more harm than asymmetry.
     """
     n = out.size(-1)
     width = block_width(n)
@@ -100,8 +102,8 @@ def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, be
 def _mirror(block: Tensor, spare: Tensor) -> None:
     """Copy the part of a block above its diagonal to below it; ``spare`` is scratch of the same shape.
 
-    A product of two matrices that only nearly commute is only nearly symmetric, and iterations on a Gram
-    matrix double the asymmetry: of singular values k^−2, the largest grew to 1.35 instead of 1.14.
+    If two matrices only nearly commute, their product is only nearly symmetric, and each iteration on a Gram
+    matrix doubles the asymmetry. With singular values k^−2, the largest grew to 1.35 instead of 1.14.
     """
     spare.copy_(block.mT).tril_(-1)
     block.triu_().add_(spare)

@@ -1,4 +1,4 @@
-"""A recipe, one way of orthogonalizing, as plain data; refuses a recipe that could explode."""
+"""A recipe (one way to orthogonalize) as plain data. A recipe that could explode raises an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST = 1.45
 """No recipe may make a singular value larger than this."""
 
 MARGIN = 1.01
-"""Rounding to bf16 may leave singular values of up to this, so polynomials are checked up to here."""
+"""After rounding to bf16, singular values may be as large as this, so polynomials are checked up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Recipe:
     """A way to orthogonalize: coefficients, one polynomial per step, and how the steps are computed.
 
     ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` iterates on the small matrix XXᵀ and multiplies
-    the large one once at the end, if that takes fewer operations. ``dtype``: that of products and iterates;
-    the input is first rounded to bf16, as in ``torch.optim.Muon``, and so is the result. In float32 the
-    number of threads may change the last bits; in bfloat16 it does not. ``scaling``: what the matrix is
-    divided by at first. ``"frobenius"``: its Frobenius norm. ``"schatten"``: its Schatten 4-norm ‖XXᵀ‖^½,
-    which is closer to the largest singular value. ``"rows"``: each row by its own number (the scaling of
-    arXiv 2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which changes the singular vectors, too.
+    the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and
+    iterates. As in ``torch.optim.Muon``, the input is first rounded to bf16, and the result is rounded to
+    bf16 too. In float32 the number of threads may change the last bits; in bfloat16 it does not. ``scaling``:
+    the number by which the matrix is divided first. ``"frobenius"``: its Frobenius norm. ``"schatten"``: its
+    Schatten 4-norm ‖XXᵀ‖^½, which is closer to the largest singular value. ``"rows"``: a different number for
+    each row (arXiv 2208.03160, as in Turbo-Muon, arXiv 2512.04632), which also changes the singular vectors.
     ``source``: where the coefficients were published.
 
     Raises:
@@ -73,7 +73,7 @@ class Recipe:
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
         """Whether this shape is iterated on its Gram matrix: if the form allows that and it saves operations.
 
-        ``share`` is the fraction of its operations that a symmetric product computes.
+        ``share``: the fraction of operations that is computed for a symmetric product.
         """
         if self.form == "direct":
             return False

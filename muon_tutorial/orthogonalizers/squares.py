@@ -1,10 +1,10 @@
-"""A polynomial of a symmetric matrix as a few squarings, with no pass over its elements besides the products.
+"""Evaluates a polynomial of a symmetric matrix by a few squarings; nothing else passes over its elements.
 
     U₀ = A + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
 Every polynomial of A of degree 2 or 4 can be written this way, by completing squares, and some of degree 8.
-The products add to what is already in the buffer, and the constants are added to the diagonal. In bfloat16
-that would round the diagonal away, so this is for float32.
+Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums would lose too
+many digits, so this is for float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def completed_squares(polynomial: Coefficients) -> Squares:
     """Write a polynomial of A of degree 2, 4 or 8 as squares.
 
     Raises:
-        UsageError: it has degree 8, and is no chain of squares.
+        UsageError: it has degree 8, and cannot be written as squares.
 
     >>> completed_squares((1.0, 2.0, 1.0))
     Squares(shift=1.0, rounds=((1.0, 0.0, 0.0),))
@@ -74,8 +74,8 @@ def completed_squares(polynomial: Coefficients) -> Squares:
 
 
 def check_polynomial(polynomial: Coefficients) -> None:
-    """Raise ``UsageError`` for what ``evaluate`` cannot evaluate: degrees 3, 5, 6 and 7, apart from zeros at
-    the end, and degree 8 if it is no chain of squares."""
+    """Raise ``UsageError`` if ``evaluate`` cannot evaluate a polynomial: if its degree is 3, 5, 6 or 7, or if
+    it has degree 8 and cannot be written as squares."""
     kept = _without_zeros(polynomial)
     if len(kept) > 2:
         completed_squares(kept)
@@ -84,7 +84,7 @@ def check_polynomial(polynomial: Coefficients) -> None:
 def evaluate(polynomial: Coefficients, A: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
     """Evaluate at ``A``, fp32 and symmetric, [.., n, n]; both buffers are written to.
 
-    Returns the one that holds the value, and the other.
+    Returns the buffer that holds the value, and the other one.
     """
     kept = _without_zeros(polynomial)
     if len(kept) > 2:
@@ -95,7 +95,7 @@ def evaluate(polynomial: Coefficients, A: Tensor, spare: Tensor) -> tuple[Tensor
 
 
 def _without_zeros(polynomial: Coefficients) -> Coefficients:
-    length = max((place + 1 for place, value in enumerate(polynomial) if value), default=0)
+    length = max((index + 1 for index, value in enumerate(polynomial) if value), default=0)
     return polynomial[:length]
 
 
@@ -124,8 +124,8 @@ def _times(p: Sequence[float], q: Sequence[float]) -> Coefficients:
 
 
 def _root(p: Sequence[float]) -> Coefficients:
-    """The polynomial with leading coefficient 1 whose square has the upper half of ``p``'s coefficients, up
-    to a factor."""
+    """A polynomial with leading coefficient 1. Up to a factor, its square has the higher coefficients of
+    ``p``."""
     half = (len(p) - 1) // 2
     root = [0.0] * half + [1.0]
     for k in range(half - 1, -1, -1):

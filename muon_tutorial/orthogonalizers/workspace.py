@@ -1,4 +1,4 @@
-"""Scratch memory that all iterations reuse: it grows to the largest need, and is kept."""
+"""Scratch memory that all iterations use again; it grows to the largest size that was needed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ class Workspace:
         self._blocks: dict[torch.device, Tensor] = {}
 
     def nbytes(self) -> int:
-        """Return how many bytes are kept, over all devices."""
         return sum(block.numel() for block in self._blocks.values())
 
     def buffers(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
-        """Return uninitialized tensors in the block; those of the previous call must no longer be used."""
+        """Return uninitialized tensors in the block. They overwrite the tensors of the previous call."""
         lines = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) for shape in shapes]
         sizes = [count * ALIGNMENT for count in lines]
         block = self._block(sum(sizes), device)

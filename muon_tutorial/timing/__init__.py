@@ -1,4 +1,4 @@
-"""Predicts the seconds of a step, from a small file about the machine and a simulation with clocks.
+"""Predicts the seconds of a step, by a simulation with the numbers in a small file about the machine.
 
 ``models`` finds the model to plan for: a public one, a ``config.json`` or a function. ``model_configs``,
 ``transformers_models`` and ``module_shapes`` read its sizes; ``model_shape`` says what one pipeline stage

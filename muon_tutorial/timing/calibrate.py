@@ -1,9 +1,9 @@
 """Measures this machine in half a minute: products, copies, the cost of an operation, and Gloo's collectives.
 
-First one process per core, up to eight, compute at the same time. Then a few ranks send each other tensors of
-several sizes over the loopback. A weighted fit turns their times into seconds per byte, message, round and
-request. Copies, operations and collectives begin with cold caches, because in a step, too, they
-follow other work.
+First, up to eight processes, one per core, compute at the same time. Then a few ranks send each other tensors
+of several sizes over the loopback. A weighted fit turns their times into seconds per byte, message, round and
+request. Copies, operations and collectives begin with cold caches, because in a step, too, they follow other
+work.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .work import Work
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 COLD = 256_000_000
-"""Bytes of the tensors that are added in turn, on all cores together: more than caches hold."""
+"""Bytes of the tensors that are added in turn, on all cores together. They do not fit in caches."""
 SWEPT = 64_000_000
 """Bytes that are written before each operation or collective, on all ranks together."""
 MOST_PAIRS = 10_000
@@ -65,13 +65,16 @@ _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
 )
-"""A machine without costs: its algorithm gives the bytes and messages of a rank in a collective."""
+"""A machine without costs, only to find the bytes and messages of a rank in Gloo's collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """One collective as one rank saw it: what kept it busy, the bytes that it sent and received together, and
-    the times at which it asked and was answered, in seconds on the clock that the machine's processes share.
+    """One collective as one rank saw it.
+
+    ``busy``: what kept the rank busy. ``moved``: the bytes that it sent and received, together.
+    ``asked``, ``answered``: when it made the request and when it had the answer, once per round, in seconds
+    on the clock that the machine's processes share.
     """
 
     busy: GlooTraffic
@@ -82,8 +85,8 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on all its ranks: what kept each busy, the most bytes that one rank sent and received
-    together, and the seconds that it took."""
+    """One collective on all its ranks: what kept each rank busy, the most bytes that one rank sent plus
+    received (``moved``), and the seconds that the collective took."""
 
     busy: tuple[GlooTraffic, ...]
     moved: int
@@ -100,16 +103,17 @@ class GlooSample:
 
 
 def calibrate(limit: float = 28.0) -> Machine:
-    """This machine, measured with one thread per rank, in at most ``limit`` seconds.
+    """Measure this machine, with one thread per rank, in at most ``limit`` seconds.
 
-    Nothing else should run meanwhile. If something does, ``sources["busy"]`` says how it was noticed.
+    Nothing else should run meanwhile. If something does, the result's ``sources["busy"]`` describes the
+    signs.
 
     Raises:
         UsageError: the machine is too busy to be measured in that time.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load, computing, end = os.getloadavg()[0], min(cores, MOST_RANKS), time.perf_counter() + limit
-    # With a core per rank, a message's work and a round's delay look the same: more ranks separate them.
+    # With a core per rank, the costs of messages and of rounds cannot be distinguished, so use more ranks.
     counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
     samples: list[GlooSample] = []
     try:
@@ -151,10 +155,10 @@ def calibrate(limit: float = 28.0) -> Machine:
 
 
 def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 0) -> str:
-    """The signs that a machine did something else while it was measured; empty if there are none.
+    """Describe the signs that a machine did something else while it was measured; empty if there are none.
 
-    ``load``: the load average before. ``repeated``: rates of one product, from each core, before and after
-    all other measurements. ``missing``: how many collectives were left out for lack of time.
+    ``load``: the load average before. ``repeated``: rates of one product on each core, before and after all
+    other measurements. ``missing``: how many collectives were left out for lack of time.
 
     >>> say_busy(0.1, 2, [5e10, 4.8e10]), say_busy(1.9, 2, [5e10, 2e10])[:74]
     ('', 'This machine was busy: load average 1.9 on 2 cores before, and the same pr')
@@ -196,7 +200,7 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """A core's rates, as in ``Machine``, while the other cores compute; ``repeated`` are the rates of one
+    """A core's rates, as in ``Machine``, while the other cores compute. ``repeated``: the rates of one
     product before and after all other measurements."""
 
     gemm: dict[str, Rates]
@@ -206,7 +210,7 @@ class ComputeRates:
 
 
 def compute_rates(rank: int) -> ComputeRates:
-    """One core's rates. All cores measure at the same time, because they share the memory in a step, too."""
+    """Measure this core's rates while the other cores measure theirs, because they share memory in a step."""
     torch.set_num_threads(1)
     gemm = {}
     before = measure_products(torch.float32, REPEATED)[0][1]
@@ -236,9 +240,9 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
-    """Operations per second of Newton–Schulz's square products, by side; each result goes to new memory.
+    """Operations per second of Newton–Schulz's products of square matrices, by their side.
 
-    A plain product is a fifth faster if one matrix is multiplied again and again into the same memory.
+    Each result goes to new memory, as in a step. With the same memory each time, products are a fifth faster.
     """
     rates: list[tuple[float, float]] = []
     for side in sides:
@@ -256,10 +260,10 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
 
 
 def measure_copies(sizes: Sequence[int] = BYTES, cold: int = COLD) -> Rates:
-    """Bytes read and written per second when one tensor is added to another, by the bytes of the operation.
+    """Bytes read and written per second when a tensor is added to another, for several numbers of bytes.
 
-    Up to ``cold`` bytes of tensors of each size take turns. So the caches are cold, as they are when a step
-    reads its gradients, momentum and parameters.
+    For each size, different tensors take turns, up to ``cold`` bytes in all. So the caches are cold, as they
+    are when a step reads its gradients, momentum and parameters.
     """
     there, added = torch.ones(2, max(cold // 8, max(sizes) // 12)).unbind()
     rates: list[tuple[float, float]] = []
@@ -277,10 +281,11 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds of an operation apart from its data: a small step's seconds, divided by its operations.
+    """Seconds that each operation takes even with little data: a small step's seconds divided by its
+    operations.
 
-    Before each step other data sweeps the caches, as large products do in a real step. Operations that run
-    back to back, with data and code in the caches, start several times faster.
+    Before each step other data is written, so that caches are cold, as after large products in a real step.
+    With data and code in the caches, operations start several times faster.
     """
     plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
@@ -298,7 +303,7 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
 
 
 def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
-    """Collectives of several kinds and sizes, none after ``until``. Must be called by all ranks."""
+    """Time collectives of several kinds and sizes; begin none after ``until``. All ranks must call it."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     swept, samples = torch.ones(SWEPT // 4 // dist.get_world_size()), []
@@ -311,8 +316,8 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
-    """Time rounds of a collective; before each, other data sweeps the caches, as in a step. However many
-    ranks there are, together they sweep the same bytes. A barrier would not align ranks any better."""
+    """Time rounds of a collective. Before each, the ranks write other data (together ``SWEPT`` bytes), so
+    that their caches are cold, as in a step. A barrier would not align the ranks any better."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -362,9 +367,9 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
     As a result, long samples count more than they would with relative errors.
 
-    Ranks share the cores. The processors' work takes the larger of two times: all of it divided by the cores,
-    or the busiest rank's part. A rank's bytes take at least their time on its link. If no sample had more
-    ranks than cores, a message's seconds are counted as a round's.
+    Ranks share the cores. The processors' work takes the larger of two times: the sum of all ranks' work
+    divided by the number of cores, or the busiest rank's work. A rank's bytes take at least their time on its
+    link. If no sample had more ranks than cores, the seconds per round include the seconds per message.
     """
 
     def shared(work: Sequence[int]) -> float:
@@ -392,7 +397,8 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
 
 def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
-    """Fit the costs, given seconds on the link; samples that wait for the link say nothing of processors."""
+    """Fit the costs. ``link``: each sample's seconds on the link. Samples that wait for the link say
+    nothing about processors."""
     waits = torch.zeros(len(table), dtype=torch.bool)
     costs = torch.zeros(table.shape[1], dtype=table.dtype)
     for _ in range(REFITS):
@@ -407,8 +413,8 @@ def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
 
 
 def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
-    """Coefficients of the columns, none below zero, whose sums are closest to ``due``: the best of the fits
-    to each subset of columns."""
+    """The non-negative coefficients of the columns that come closest to ``due``: the best of the least
+    squares fits to all subsets of columns."""
     columns = range(rows.shape[1])
     filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")

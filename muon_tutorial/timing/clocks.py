@@ -1,12 +1,12 @@
-"""Keeps a clock for every rank of a grid over the rounds of a step: which rank computes, and which waits.
+"""Keeps a clock for every rank of a grid over the rounds of a step, to find out how long ranks wait.
 
-``rank_walks`` gives the turns of each kind of rank: what it computes, and what it then requests. Here all
-positions take the same turn together, in the order in which a window admits rounds. A collective begins when
-the last rank of its group has asked, the group's previous collective is done, and its links are free.
-Positions with the same turns in all rounds share a clock, and several speeds of the links are computed at
-once. Three things differ from ``TimedWorld``: collectives of two groups on one link run one after the other,
-not side by side; ranks that share cores are slowed all the time; and Gloo's exchanges begin when all
-ranks have asked.
+``rank_walks`` gives the turns of each kind of rank. A turn is a rank's computation until its next request,
+together with this request. Here all ranks take the same turn together, in the order of rounds. A collective
+begins when the last rank of its group has asked, the group's previous collective is done, and its links are
+free. Ranks with the same turns in all rounds share a clock: they are one position. Several speeds of the
+links are computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one link
+run one after the other, not side by side. Ranks that share cores are slowed all the time. Gloo's exchanges
+begin when all ranks have asked.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ AS_IT_IS = Speed()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When the last position ends, at each speed of the links, and the most bytes that any position holds.
+    """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a rank.
 
-    At the first speed one position is watched: it ended at ``ended``, and until then it waited ``others``
-    seconds for ranks that came later, and ``exposed`` seconds for bytes.
+    One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others`` seconds for
+    ranks that came later, and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]
@@ -58,7 +58,7 @@ class Timed:
 
 @dataclass(slots=True, eq=False)
 class _Clocks:
-    """The clock ``now`` of each position of a walked plan at each speed, and what was counted until then."""
+    """The clock ``now`` of each position at each speed, the watched position's waits, and peak bytes."""
 
     plan: WalkedPlan
     watched: tuple[int, ...]
@@ -76,7 +76,7 @@ class _Clocks:
         return np.maximum.reduce(each, axis=along, keepdims=True) if along else each
 
     def watch(self, each: np.ndarray) -> float:
-        """The watched position's value at the first speed; an axis may have length 1."""
+        """The watched position's value at the first speed. An axis of ``each`` may have length 1."""
         if each.size == len(each):
             return float(each.item(0))
         places = zip(self.watched, each.shape[1:], strict=True)
@@ -99,12 +99,13 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One turn of a bucket: its values for each kind of rank or each position, or once if all are equal.
+    """One turn of a bucket: values for each kind of rank or each position, or one value if all are equal.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
-    request, None if none does; ``asks``: which of them do, None for all. ``root``: its root's position in its
-    group; once placed, the index of where a broadcast's first copy is made. ``beside``: the bytes that the
-    round's other buckets hold; with ``meets`` they catch up.
+    request, None if none does; ``asks``: the positions that request it, None for all. ``root``: the
+    position of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
+    broadcast's first copy. ``beside``: the bytes that the round's other buckets hold. With ``meets``, the
+    bucket waits here until the others have caught up.
     """
 
     busy: np.ndarray
@@ -160,7 +161,7 @@ def _wait(clocks: _Clocks, task: _Task) -> None:
 
 
 def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> None:
-    """Begin a collective in every group in which positions ask, and note when it is done."""
+    """Begin a collective in every group that requests one, and note when it is done."""
     if turn.root is not None:
         makes_it = 1.0 if turn.asks is None else turn.asks[turn.root]
         clocks.now[(slice(None), *turn.root)] += makes_it * asked.root_copy
@@ -179,7 +180,7 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> Non
 
 
 def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn]:
-    """The turns of a round's buckets: each bucket runs to the next meeting point in turn, until all end."""
+    """The turns of a round's buckets. Each bucket runs until it must wait for the others (``meets``)."""
     held: list[Any] = [0.0] * len(buckets)
     total: Any = 0.0  # the sum of held: whole bytes, so sums and differences are exact
     going = {place: iter(tables.turns(one)) for place, one in enumerate(buckets)}
@@ -244,8 +245,7 @@ class _Tables:
         return turns
 
     def _thin(self, table: Sequence[Any]) -> list[np.ndarray]:
-        """A value of each turn by kind of rank; if it is the same for all kinds, it is kept only once, with
-        length 1 along all axes."""
+        """Each turn's values by kind of rank. If all are equal, one is kept, with length 1 along all axes."""
         values = np.array(table)
         firsts = values[..., :1]
         alike = (values == firsts).reshape(len(values), -1).all(axis=1)
@@ -258,7 +258,7 @@ class _Tables:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """A rank's seconds in walks that are the same on all ranks, one after the other."""
+    """A rank's seconds in walks that run one after the other, and that are the same on all ranks."""
 
     product: float = 0.0
     copy: float = 0.0
@@ -268,12 +268,11 @@ class Alone:
 
     @property
     def seconds(self) -> float:
-        """All seconds together."""
         return self.product + self.copy + self.exposed
 
 
 def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> Alone:
-    """Time walks that are the same on all ranks, each with its number of times; no rank waits for another."""
+    """Time walks that are the same on all ranks, so no rank waits. ``traces``: each with its count."""
     found = Alone()
     for trace, times in traces:
         for turn in trace:

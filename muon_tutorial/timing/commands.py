@@ -78,7 +78,6 @@ def find_machine(name: str) -> Machine:
 
 
 def add_plan(commands: argparse._SubParsersAction) -> None:
-    """Add ``plan`` to a command line."""
     parser = commands.add_parser(
         "plan",
         help="estimate what a step of each strategy costs, without running it",
@@ -131,7 +130,6 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
 
 
 def add_calibrate(commands: argparse._SubParsersAction) -> None:
-    """Add ``calibrate`` to a command line."""
     parser = commands.add_parser(
         "calibrate",
         help="measure this machine for plan",
@@ -158,7 +156,6 @@ def _without_collecting() -> Iterator[None]:
 
 @_without_collecting()
 def plan(options: argparse.Namespace) -> int:
-    """Print what each strategy would cost."""
     if options.window < 1:
         raise UsageError(f"--window is a number of buckets, at least 1; got {options.window}")
     if options.batch is not None and not 1 <= options.batch <= MOST_TOKENS:
@@ -210,7 +207,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before half a minute is spent on its content."""
+    """Refuse a file that cannot be written, before anything is computed."""
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}")
     if path.is_dir():
@@ -227,7 +224,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def measure(options: argparse.Namespace) -> int:
-    """Measure this machine, and write its file."""
     _check_file(options.out)
     machine = calibrate()
     _write(options.out, machine.text())

@@ -39,8 +39,8 @@ class Link:
 
     ``shared``: all ranks share one bus, such as a network namespace's loopback; otherwise every rank has its
     own link. While no rank sends, a bus collects credit, at most ``burst`` bytes (a token bucket's size);
-    bytes sent on credit take no time. A ``duplex`` link has its bandwidth in each direction, any other link
-    for both together: on a loopback, one thread of a rank sends and receives.
+    bytes sent on credit take no time. A ``duplex`` link has its bandwidth in each direction. Otherwise both
+    directions share it, as on a loopback, where one thread of a rank sends and receives.
     """
 
     bandwidth: float
@@ -56,12 +56,13 @@ class Machine:
 
     ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
     computes on its own GPU. ``gemm``: floating-point operations per second for each dtype, by the smallest of
-    a product's three sizes. ``copy``: bytes read and written per second, by bytes. ``operation``: seconds
-    that any operation costs before it does anything; on a GPU, launches overlap with execution, so that only
-    the part beyond the operation's own time counts. ``turn``: seconds of a request. ``algorithm``: how
-    collectives run, as rings or as in Gloo. ``byte``, ``message``: the processor's seconds for each that it
-    sends; 0 if a network card does the work. A rank with several collectives in flight pays ``message`` once
-    for all of them. ``memory``: a rank's memory in bytes. ``sources``: where the numbers come from.
+    a product's three sizes. ``copy``: bytes read and written per second, by the number of bytes.
+    ``operation``: seconds to start an operation; on a GPU, this overlaps with executing earlier operations,
+    and only the part that is longer than the operation's own execution counts. ``turn``: seconds of a
+    request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``: the
+    processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
+    with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
+    bytes. ``sources``: where the numbers come from.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Machine:
 
     @property
     def bf16_note(self) -> str:
-        """A sentence for a processor that multiplies bf16 without units of its own; else empty."""
+        """A sentence to print if the processor has no units for bf16 products; else empty."""
         bf16, fp32 = (self.gemm[name][-1][1] / 1e9 for name in ("bfloat16", "float32"))
         if bf16 >= fp32:
             return ""
@@ -104,7 +105,7 @@ class Machine:
         )
 
     def on_bus(self, bytes_a_second: float) -> Machine:
-        """This machine, where all ranks share a loopback that ``scripts/shaped.sh`` limits to this rate."""
+        """This machine if all ranks share a loopback that ``scripts/shaped.sh`` limits to this rate."""
         return replace(self, inside=Link(bytes_a_second, self.inside.latency, True, SHAPED_BURST))
 
     def node(self, rank: int) -> int:
@@ -114,8 +115,8 @@ class Machine:
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
         """The link that one member of a group uses in a collective of this kind.
 
-        A ring or a chain leaves each node once, through the network cards of all members there. In an
-        exchange between all ranks, every rank sends through its own card.
+        A ring or a chain leaves each node once, and its bytes use the network cards of all members there. In
+        an exchange between all ranks, every rank sends through its own card.
         """
         if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
             return self.inside
@@ -125,16 +126,14 @@ class Machine:
         return replace(self.between, bandwidth=min(self.inside.bandwidth, cards * self.between.bandwidth))
 
     def text(self) -> str:
-        """The machine as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def write(self, path: str | Path) -> None:
-        """Write the machine as JSON."""
         Path(path).write_text(self.text(), encoding="utf-8")
 
 
 LARGEST = 64 * 10**6
-"""Bytes of the largest file that is read; the file of a config or a machine has a few thousand."""
+"""Larger files, in bytes, are refused; the file of a config or a machine has a few thousand bytes."""
 
 
 def read_json(path: str | Path, what: str) -> Any:
@@ -192,7 +191,7 @@ def machine_from(held: Any) -> Machine:
 
 
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
-    """A record's fields by name, after a check that none is unknown and no required one is missing."""
+    """Check that a record's required fields are there, and that none is unknown; return them by name."""
     if not isinstance(held, dict):
         raise UsageError(f"{where.rstrip('.') or 'it'} must be a JSON object of numbers by name")
     known = {one.name: one for one in fields(kind)}

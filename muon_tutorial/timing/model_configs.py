@@ -1,9 +1,9 @@
 """Reads a model's shape from its ``config.json``; types that it does not know are built by transformers.
 
 Each linear layer is a family of matrices. Layers that a model stores fused (q, k and v; gate and up) are
-listed separately, as in ``module_shapes``. Counts equal those of transformers' own models. Layers that
-predict further tokens (DeepSeek-V3, GLM-4.5) are not counted, because transformers builds none; a note says
-so.
+listed separately, as in ``module_shapes``. The counts of elements are the same as in the models that
+transformers builds. Layers that predict further tokens (DeepSeek-V3, GLM-4.5) are not counted, because
+transformers builds none; a note says so.
 
 Tensor parallelism cuts as Megatron-LM does: q, k, v, gate and up by rows (column parallel), o and down by
 columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the
@@ -26,7 +26,7 @@ from .transformers_models import shape_from_transformers
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
 Flag = bool | tuple[str, bool]
-"""Whether a model has something: always, never, or as the config says under a key, with a default."""
+"""Whether a model has something: True, False, or the config's key for it and the key's default."""
 
 ATTENTION_BIAS: Flag = ("attention_bias", False)
 MLP_BIAS: Flag = ("mlp_bias", False)
@@ -36,9 +36,8 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 class Mixture:
     """The keys under which the configs of a model type hold the sizes of its experts.
 
-    ``width``: the key of their inner size. ``shared``: whether some experts see all tokens. ``dense``: which
-    layers have no experts, the first ones or those that ``decoder_sparse_step`` and ``mlp_only_layers`` make
-    dense.
+    ``width``: the key of their inner size. ``shared``: the key of the number of experts that see all tokens.
+    ``dense``: the key that says which layers have no experts.
     """
 
     width: str = "moe_intermediate_size"
@@ -54,9 +53,9 @@ FIRST_DENSE = Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
 class Architecture:
     """The properties of a model type that its ``config.json`` does not state.
 
-    ``head_norms``: whether q and k have norms over one head. ``kv_heads`` and ``head``: whether the config
-    must state the number of key-value heads and the width of a head. If it states none, their number is that
-    of the heads, and a head's width is the model's width divided by the heads.
+    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state
+    the number of key-value heads; if not, its default is the number of heads. ``head``: whether it must
+    state the width of a head; if not, its default is the model's width divided by the heads.
     """
 
     attention: Literal["grouped", "latent"] = "grouped"
@@ -99,7 +98,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """Model types that are read without transformers, besides ``gpt2``, whose keys have other names."""
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
-"""Model types with the layout of another one (for Kimi K2, its model card says so)."""
+"""Model types with the layout of another type. For Kimi K2, the model card says that it is DeepSeek-V3's
+layout."""
 
 MODEL_TYPES = tuple(sorted({"gpt2", *ARCHITECTURES, *SAME_AS}))
 
@@ -107,7 +107,7 @@ Family = MatrixFamily | OtherFamily
 
 
 LARGEST = 10**8
-"""The largest size in a config: with larger ones, a matrix can have more elements than torch can count."""
+"""The largest size in a config. With larger sizes, a matrix could have more elements than torch can count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, in
 
 
 def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
-    """As ``_decoder``: GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
+    """The same numbers and families as ``_decoder``, for GPT-2's layout and keys."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
@@ -279,7 +279,7 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
 
 
 def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to low rank, and up."""
+    """Multi-head latent attention: projections down to a low rank, and up (arXiv 2405.04434, section 2.1)."""
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     each = tuple(range(keys.size("num_hidden_layers")))
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
@@ -302,7 +302,7 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
 def _mlps(
     keys: ConfigKeys, architecture: Architecture, sparse: tuple[int, ...], dense: tuple[int, ...]
 ) -> Iterator[Family]:
-    """The MLP of ``dense`` layers; the experts of ``sparse`` ones, with the router and the shared expert."""
+    """The MLP of ``dense`` layers; the experts, the router and the shared expert of ``sparse`` layers."""
     width, mixture = keys.size("hidden_size"), architecture.mixture
     if dense:
         inner, bias = keys.size("intermediate_size"), keys.flag(architecture.mlp_bias)
@@ -344,14 +344,12 @@ def _head(keys: ConfigKeys, architecture: Architecture) -> int:
 
 
 def _even_head(keys: ConfigKeys, key: str, width: int, heads: int) -> int:
-    """The width of a head if the heads divide the model's width."""
     if width % heads:
         raise UsageError(f"{keys.where}: {key!r} {width} cannot be divided evenly among {heads} heads")
     return width // heads
 
 
 def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tuple[int, ...]:
-    """The layers with experts."""
     if mixture is None:
         return ()
     if keys.held.get("moe_layer_freq", 1) != 1:

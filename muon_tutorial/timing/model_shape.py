@@ -18,7 +18,7 @@ from ..plan.layout import Replicate, Shard
 from ..plan.matrix import Matrix
 
 Cut = Shard | Replicate | None
-"""How tensor parallelism cuts a matrix; None if that is unknown."""
+"""How tensor parallelism cuts a matrix; None if this is unknown."""
 
 FUSED_APART = (
     "Several matrices share one weight in {}. The plan counts q, k, v, gate, up and experts separately; Muon "
@@ -33,9 +33,10 @@ FUSED_WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixFamily:
-    """Matrices of one kind and shape: one in each of ``layers``, or ``experts`` in each if that is not 0.
+    """Matrices of one kind and shape: one in each of ``layers``, or one for each of the layer's ``experts``.
 
     The stars in ``name`` stand for the layer and the expert. ``shape`` is (out, in) of one matrix.
+    ``experts`` is 0 for matrices that belong to no expert.
     """
 
     name: str
@@ -51,7 +52,7 @@ class MatrixFamily:
 
     @property
     def numel(self) -> int:
-        """Elements of all of them."""
+        """The number of elements of all these matrices."""
         return self.count * math.prod(self.shape)
 
     def name_in(self, layer: int, expert: int = 0) -> str:
@@ -68,7 +69,7 @@ class MatrixFamily:
 
 @dataclass(frozen=True, slots=True)
 class OtherFamily:
-    """Parameters that AdamW steps: ``size`` elements in each of ``layers`` (all ``experts`` together).
+    """Parameters that AdamW steps: ``size`` elements in each of ``layers``, over all its ``experts``.
 
     Embeddings count as parts of the first layer, the head and the last norm as parts of the last.
     """
@@ -160,11 +161,12 @@ def stage_matrices(
     dtype: torch.dtype = torch.bfloat16,
     grad_dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Matrix], list[Matrix]]:
-    """The matrices that the ranks of one pipeline stage hold for Muon: the dense ones, and those of experts.
+    """The matrices that Muon steps in one pipeline stage: dense matrices, and matrices of experts.
 
-    Dense matrices are cut over the axis "tp" as in Megatron-LM. Experts' matrices are those of one
-    expert-parallel position, each whole; every position has the same number. With ``dp_shard``, FSDP2 then
-    cuts the rows of each along that axis. Indices of both lists start at 0, because each gets its own plan.
+    Dense matrices are cut over the axis "tp" as in Megatron-LM. Experts' matrices are whole, and only the
+    experts on one expert-parallel position are listed; every position has equally many. With ``dp_shard``,
+    FSDP2 then cuts the rows of all matrices along that axis. Indices of both lists start at 0, because each
+    list gets its own plan.
 
     Raises:
         GridError: the sizes do not divide the model.

@@ -1,7 +1,7 @@
-"""Reads a model's shape from its module: hidden matrices as ``split_parameters`` finds them.
+"""Reads a model's shape from its module. ``split_parameters`` finds the hidden matrices.
 
-It reads only names and shapes, so a module on the meta device is enough. A weight that holds several matrices
-is counted as several if names and shapes show their sizes, so that a module and its config give the same
+It reads only names and shapes, so a module on the meta device is enough. If names and shapes show that a
+weight holds several matrices, they are counted separately, so that a module and its config give the same
 plan; a note names such weights. It does not guess how tensor parallelism would cut.
 """
 
@@ -23,9 +23,9 @@ from .model_shape import FUSED_APART, FUSED_WHOLE, Cut, MatrixFamily, ModelShape
 GATE_UP = ("gate_up_proj", "gate_up", "fused_w1w3", "w13")
 QKV = ("qkv_proj", "qkv", "Wqkv", "query_key_value", "c_attn")
 TALL = 32
-"""A ratio of rows to columns that no weight of a single expert has."""
+"""An expert's weight with a larger ratio of rows to columns may hold several experts; a note says so."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "num_routed_experts", "n_routed_experts")
-"""Attributes with the number of experts in modules that stack experts in a weight's rows (xtuner's do)."""
+"""Attributes with the number of experts, in modules that stack experts in a weight's rows (as in xtuner)."""
 
 
 def shape_from_module(
@@ -33,8 +33,8 @@ def shape_from_module(
 ) -> ModelShape:
     """The shape of a module. Experts go to Muon; frozen parameters, which no optimizer steps, do not count.
 
-    A layer's number is the first number in a parameter's name that is not an expert's. Parameters outside of
-    numbered layers belong to the first layer if they come before all layers, and to the last otherwise.
+    A layer's number is the first number in a parameter's name that does not count experts. Parameters outside
+    of numbered layers belong to the first layer if they come before all layers, and to the last otherwise.
     ``styles`` say how tensor parallelism cuts, in the terms of transformers' ``tp_plan``.
 
     Raises:
@@ -101,7 +101,7 @@ def _families(found: dict[tuple[str, tuple[int, int], Cut], dict[int, int]]) -> 
 
 
 def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamily]:
-    """Families of other parameters; those of several experts in a layer are counted as one."""
+    """Families of other parameters; the experts of a layer are counted together."""
     for (name, size, cut), layers in found.items():
         for times in sorted({layers.count(layer) for layer in layers}):
             once = tuple(layer for layer in dict.fromkeys(layers) if layers.count(layer) == times)
@@ -111,11 +111,11 @@ def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamil
 def _matrices(
     verdict: Verdict, beside: Sequence[tuple[int, int]], folds: int
 ) -> tuple[list[tuple[str, tuple[int, int]]], int, str]:
-    """A parameter's matrices by name, each (out, in); the number of experts in it; and a note on it.
+    """A parameter's matrices as (name, (out, in)); its number of experts; and a note about the parameter.
 
-    The names have stars for layer and expert. The number is 0 if it holds no expert, and the note is empty
-    if it holds one matrix. ``beside``: the sides of the weights in its module. ``folds``: how many experts
-    lie in its rows.
+    The names have stars for layer and expert. The number is 0 if the parameter holds no expert, and the note
+    is empty if it holds one matrix. ``beside``: the sides of the weights in the same module. ``folds``: how
+    many experts are stacked in the parameter's rows.
     """
     name, _, expert = _starred(verdict.name)
     shape, whole = tuple(verdict.param.shape), "taken whole" in verdict.why
@@ -151,10 +151,9 @@ def _experts_in_rows(model: nn.Module) -> dict[int, int]:
 
 
 def _rows_apart(name: str, rows: int, columns: int, beside: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The rows of each matrix in a weight: of q, k and v; of gate and up; or all rows, if it is one matrix.
+    """The number of rows of each matrix in a weight: of q, k and v, of gate and up, or of its one matrix.
 
-    Queries are as wide as the input of the output projection in the same module; keys and values share the
-    other rows.
+    q has as many rows as the output projection in the same module has columns; k and v share the other rows.
 
     >>> _rows_apart("h.*.attention.query_key_value.weight", 4672, 4544, [(4672, 4544), (4544, 4544)])
     (4544, 64, 64)
@@ -184,7 +183,7 @@ def _sides(shape: Sequence[int], transposed: bool) -> tuple[int, int]:
 
 
 def _starred(name: str) -> tuple[str, int | None, int | None]:
-    """A parameter's name with stars for its layer and its expert, then that layer's and that expert's number.
+    """A parameter's name with stars for layer and expert, and the numbers of the layer and the expert.
 
     >>> _starred("h.3.mlp.experts.5.blocks.1.up")
     ('h.*.mlp.experts.*.blocks.1.up', 3, 5)

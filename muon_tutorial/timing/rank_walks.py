@@ -1,8 +1,8 @@
-"""Finds which ranks of a grid do the same work in a bucket, and what one of each kind computes and requests.
+"""Finds which ranks of a grid do the same work in a bucket, and what each kind of rank computes and sends.
 
 Two positions of a bucket's group are of one kind if they work on matrices of the same shapes, hold the same
-part of each, and are in the same position relative to the owners to which they send pieces. One rank of each
-kind is walked on the meta device. Its turns are kept, and used for every later bucket that looks the same.
+part of each, and send pieces to owners in the same relative positions. One rank of each kind is walked on the
+meta device. Its turns are kept, and used again for later buckets of the same form.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PricedRequest:
     ``busy``: what keeps the rank's processor busy, for ``sending`` seconds. ``copy``: seconds of computing
     before it. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not depend on
     the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy`` seconds.
-    ``sent``: bytes that the rank sends; each member of a broadcast's chain, or of a reduce's, passes on
-    ``passed`` bytes, except the last one. ``between``: bytes that leave the node.
+    ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each except the
+    last sends ``passed`` bytes. ``between``: bytes that leave the node.
     """
 
     kind: Kind
@@ -72,11 +72,11 @@ class PricedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WalkedTurn:
-    """A rank's work until its next request, and that request; ``asked`` is None in an empty or last turn.
+    """A rank's work until its next request, and the request. ``asked`` is None in an empty or last turn.
 
     ``product`` and ``copy`` are seconds of computing. ``now``: bytes that the walk holds at the request;
     ``peak``: the most it held since the previous request. ``root``: the position of the request's root.
-    ``meets``: the rank waits here until its walks of the round's other buckets have come equally far.
+    ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
     """
 
     product: float
@@ -96,7 +96,8 @@ Trace = tuple[WalkedTurn, ...]
 class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind of rank at each kept position of its group.
 
-    ``roots`` maps each place along dp that a trace names as root to the real root in this bucket.
+    A trace may come from another bucket: ``roots`` maps each root in a trace to this bucket's root. Both
+    are positions along dp.
     """
 
     traces: tuple[Trace, ...]
@@ -110,10 +111,10 @@ Round: TypeAlias = Sequence[WalkedBucket]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedPlan:
-    """All rounds of a plan, on the positions of its group that differ in at least one of them.
+    """All rounds of a plan, on the positions of its group whose work differs in at least one round.
 
-    Along each of the ``axes``, places that see the same in all rounds count as one. ``sizes``: how many are
-    left along each axis. ``folded``: for each place, the number of the one that it counts as.
+    Along each of the ``axes``, positions with the same work in all rounds are folded into one. ``folded``:
+    for each position along an axis, the number of the kept position that it is folded into.
     """
 
     rounds: Sequence[Round]
@@ -122,16 +123,16 @@ class WalkedPlan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of places that are kept along each axis."""
+        """The number of positions that are kept along each axis."""
         return tuple(int(places.max()) + 1 for places in self.folded)
 
     def at(self, position: int) -> tuple[int, ...]:
-        """The index of a position of the group among those that are kept."""
+        """The index of a group's position among the kept positions."""
         at = np.unravel_index(position, tuple(map(len, self.folded)))
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 
     def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
-        """An index that selects place ``position`` in every group over ``axes``."""
+        """An index that selects the rank at ``position`` in every group over ``axes``."""
         within = [self.axes.index(axis) for axis in axes if axis in self.axes]
         at = np.unravel_index(position, [len(self.folded[i]) for i in within])
         index: list[int | slice] = [slice(None)] * len(self.axes)
@@ -141,8 +142,8 @@ class WalkedPlan:
 
 
 class Seat(NamedTuple):
-    """A rank's place among the ``parts`` ranks of a group, on how many nodes these are, and which of them are
-    elsewhere: on another node than this rank."""
+    """A rank's ``place`` among the ``parts`` ranks of a group. ``nodes``: on how many nodes the group is.
+    ``elsewhere``: which of its ranks are on another node than this rank."""
 
     place: int
     parts: int
@@ -161,7 +162,8 @@ class Iteration(NamedTuple):
 
 @dataclass(eq=False)
 class RankWalks:
-    """Walks of single ranks on a machine, each made once. ``beside`` other ranks share cores and bus."""
+    """Walks of single ranks on a machine, each made once. ``beside``: how many others share a rank's cores
+    and bus."""
 
     machine: Machine
     beside: int = 0
@@ -234,7 +236,7 @@ class RankWalks:
         group: Mapping[str, Any],
         iterate: Callable[[], Tensor],
     ) -> Tensor:
-        """Run Newton–Schulz; for a shape iterated before, only charge its known seconds and bytes."""
+        """Run Newton–Schulz. If the shape was iterated before, only charge its known seconds and bytes."""
         key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
         peak, product, copy = memory.peak, work.product, work.copy
         if (known := self._iterations.get(key)) is None:
@@ -255,7 +257,7 @@ class RankWalks:
         return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / (1 + self.beside))
 
     def _priced(self, request: Collective, at: Coordinate) -> PricedRequest:
-        """The costs of a collective; those of equal requests are computed once."""
+        """The costs of a collective, computed once for equal requests."""
         if request.sends is not None:
             return self._price(request, at)
         where: tuple[Hashable, ...] = at.rank, request.root
@@ -300,7 +302,7 @@ class RankWalks:
         )
 
     def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:
-        """The slowest link of all groups over the axes: some groups may be on one node, others on two."""
+        """The slowest link of all groups over the axes, because some groups may span several nodes."""
         key = kind, axes, grid
         if key not in self._links:
             ranks = np.arange(grid.world_size).reshape(grid.sizes)
@@ -335,7 +337,10 @@ class RankWalks:
         kept: np.ndarray,
         times: np.ndarray,
     ) -> WalkedBucket:
-        """A bucket on the positions in ``kept``. Each has a sign, and stands for ``times`` positions."""
+        """Walk a bucket on the ``kept`` positions.
+
+        ``times``: how many equal positions each one stands for. ``signs``: what ``_kinds`` gave them.
+        """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
         places = sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)})
@@ -344,7 +349,7 @@ class RankWalks:
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if times.sum() <= FEW_RANKS:  # on more ranks, owners' slices may travel in another round's order
+        if times.sum() <= FEW_RANKS:  # with more ranks, another order of owners counts as alike
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
@@ -358,7 +363,7 @@ class RankWalks:
         return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
-        """One rank's step of one bucket. Memory that a step keeps for the next one counts as held before."""
+        """One rank's step of one bucket. Memory that it keeps for the next step is counted from the start."""
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
         if any(entry.gram and bucket.works_on(entry, at) for entry in bucket.entries):
@@ -370,10 +375,12 @@ class RankWalks:
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
     ) -> np.ndarray:
-        """A number for each position of a bucket's group; positions that see the same have the same number.
+        """A number (its sign) for each position of a bucket's group, equal for positions with equal work.
 
-        Each matrix adds a random number to the positions that work on it, another to those in line with its
-        first worker, and one for each shape in which positions hold it. Sums are equal if all of these are.
+        The signs are sums of random numbers. For each matrix, a position gets one number if it works on the
+        matrix, one if it shares a group along the matrix's cuts with the first position that works on it,
+        and one for the shape of its part. So
+        equal signs mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)
@@ -421,7 +428,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Along each axis, a number for each place; places with the same signs in all buckets share a number."""
+    """Along each axis, a number for each position, equal for positions with equal signs in all buckets."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 
@@ -443,9 +450,10 @@ def _fold(
 
 
 def _roots(plan: Plan) -> set[int]:
-    """The places along dp from which a broadcast may start; the caller adds those of uneven slices.
+    """The positions along dp from which a broadcast may start; the caller adds the positions with uneven
+    slices.
 
-    Each of them sees something that no other place does.
+    Each of them does work that no other position does.
     """
     found: set[int] = set()
     for bucket in plan.buckets:
@@ -462,7 +470,7 @@ def _roots(plan: Plan) -> set[int]:
 
 
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
-    """The properties of a matrix that decide what a rank does with it, besides where its workers are."""
+    """The properties of a matrix that decide what a rank does with it, except which ranks work on it."""
     matrix = entry.matrix
     return (
         matrix.shape,
@@ -495,7 +503,7 @@ def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
-    """One rank's step over a part of a plan; parameters that the part does not name are left out."""
+    """One rank's step over a part of a plan, with only the parameters of this part."""
     held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
     for index, (matrix, box) in held.items():

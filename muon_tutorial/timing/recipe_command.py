@@ -27,7 +27,6 @@ examples:
 
 
 def add_recipes(commands: argparse._SubParsersAction) -> None:
-    """Add ``recipes`` to a command line."""
     parser = commands.add_parser(
         "recipes",
         help='show which Newton–Schulz recipe orthogonalize="auto" chooses on this machine',
@@ -76,7 +75,7 @@ def show_recipes(options: argparse.Namespace) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, before seconds are spent on its content."""
+    """Refuse a folder that cannot be made or written, before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

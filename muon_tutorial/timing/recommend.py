@@ -43,24 +43,24 @@ KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
 MOST_PLACED, MANY_PLACED = 5 * 10**8, 15 * 10**6
-"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair; and the one
-from which a plan takes longer than half a minute."""
+"""The most pairs of a matrix and a rank that are planned, because a plan keeps numbers for each pair; and
+the number of pairs from which planning takes longer than half a minute."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
     "scale."
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
-"""What a search tries: multiples of the given round's bytes, and numbers of rounds in flight."""
+"""The options that a search tries: multiples of the given ``round_bytes``, and windows."""
 SEARCHED = 3  # how many strategies are searched: the most promising ones
-CLOSE = 1.02  # steps of up to this many times the fastest's seconds count as equally fast
+CLOSE = 1.02  # a step that takes at most this many times as long as the fastest counts as equally fast
 
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """The dtypes of a rank's parameters, gradients, momentum and master weights (None: it has none).
+    """The dtypes of a rank's parameters, gradients, momentum and master weights.
 
-    ``momentum`` None stands for the parameters' dtype.
+    If ``momentum`` is None, it has the parameters' dtype. If ``master`` is None, there are no master weights.
     """
 
     param: torch.dtype = torch.bfloat16
@@ -69,7 +69,6 @@ class Dtypes:
     master: torch.dtype | None = None
 
     def __str__(self) -> str:
-        """All dtypes by name."""
         names = {"parameters": self.param, "gradients": self.grad, "momentum": self.momentum or self.param}
         said = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in names.items()]
         master = "no" if self.master is None else str(self.master).removeprefix("torch.")
@@ -78,9 +77,9 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePart:
-    """The dense matrices of a stage, or those of its experts, with their grid.
+    """A stage's dense matrices, or its experts' matrices, with their grid.
 
-    ``walks`` keeps the walks of single ranks made so far on their machine.
+    ``walks``: the walks of single ranks that were made so far.
     """
 
     matrices: Sequence[Matrix]
@@ -93,11 +92,10 @@ class StagePart:
         return len(self.matrices) * self.grid.world_size
 
     def plan(self, builder: Builder, round_bytes: int) -> Plan:
-        """A strategy's plan for these matrices."""
         return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over these matrices; it is DDP's if not ``sharded``."""
+        """AdamW's step over these matrices: sharded as in ZeRO-1 or FSDP2, or as under DDP."""
         at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
             lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
@@ -129,7 +127,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """The cost of every strategy's step for a model on a grid of a machine's ranks, in one pipeline stage.
+    """The cost of every strategy's step, for one pipeline stage of a model on a grid of a machine's ranks.
 
     ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1, or as in FSDP2 if
     ``dp_shard`` cuts parameters. ``adamw_ddp``: the same under DDP (empty with ``dp_shard``). ``rest``: a
@@ -154,7 +152,6 @@ class ModelPlan:
 
     @property
     def adamw(self) -> float:
-        """Seconds of AdamW's step."""
         return self.adamw_at(1.0)
 
     def memory(self, one: StepEstimate) -> int:
@@ -192,7 +189,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits; of about equally fast ones, the one that needs the least memory."""
+        """The fastest strategy that fits. Among about equally fast ones, the one with the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -200,7 +197,7 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest that fits if links were ``factor`` times as fast; of equally fast ones, the first."""
+        """The fastest strategy that fits, with links ``factor`` times as fast; if equal, the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
@@ -240,7 +237,7 @@ def plan_model(
 
     Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
     terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are
-    then cut over dp_shard × tp / ep. Without ``strategies``, every one that the grid allows is taken.
+    then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows are planned.
 
     Raises:
         GridError: the grid does not divide the model, leaves too many matrices on too many ranks, or there is
@@ -288,7 +285,7 @@ def say_if_long(shape: ModelShape, sizes: Mapping[str, int], machine: Machine) -
     """
     parts = stage_parts(shape, sizes, busiest_stage(shape, sizes["pp"]), machine, Dtypes())
     placed = [part.placed for part in parts]
-    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # the latter is refused
+    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # so large a plan is refused
         return ""
     held, ranks = sum(len(part.matrices) for part in parts), parts[0].grid.world_size
     more = "ep or pp" if shape.experts else "pp"
@@ -307,7 +304,8 @@ def estimate_parts(
 
 
 def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
-    """The estimate with master weights, if there are any; ``state``: its momentum's bytes per element."""
+    """The estimate with the bytes of master weights, if there are any. ``state``: bytes of momentum per
+    element."""
     each = 0 if dtypes.master is None else dtypes.master.itemsize
     return replace(one, master=one.momentum // state * each)
 
@@ -327,8 +325,9 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 def search(plan: ModelPlan) -> list[Choice]:
     """For each of the most promising strategies, its fastest options that fit; the fastest strategy first.
 
-    A strategy is promising if its copies, bytes and gradients take little time. Its products count for at
-    most twice the least of any strategy, because larger rounds may divide them better.
+    A strategy is promising if it takes little time. If its products take more than twice as long as the
+    fastest strategy's products, the excess is not counted, because larger rounds may divide products
+    better.
     """
     least = min(one.product for one in plan.estimates)
 
@@ -343,9 +342,9 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds while that changes their number, and then with windows.
+    """Try a strategy with larger and larger rounds, until their number stays the same; then try windows.
 
-    Options that lead to the same plan, or to as many rounds in flight, cost the same and are left out.
+    Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """
     builder = plan.builders[one.strategy]
 
@@ -384,7 +383,7 @@ def _fits(plan: ModelPlan, one: StepEstimate) -> bool:
 def stage_parts(
     shape: ModelShape, sizes: Mapping[str, int], stage: int, machine: Machine, dtypes: Dtypes
 ) -> tuple[StagePart, StagePart]:
-    """The dense matrices of a stage and those of its experts, each on their own grid.
+    """A stage's dense matrices and its experts' matrices, each with their own grid.
 
     Raises:
         GridError: the grid does not divide the model.
@@ -396,7 +395,7 @@ def stage_parts(
     if shared % ep:
         said = "dp_shard × tp" if shards > 1 else "dp × tp"
         raise GridError(f"ep={ep} does not divide {said} = {shared}, the ranks that share the experts")
-    apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # neighbours are ep apart
+    apart = replace(machine, ranks_per_node=max(1, machine.ranks_per_node // ep))  # ranks are ep apart
     beside = min(machine.ranks_per_node, dp * shards * tp * pp) - 1
     if shards > 1:
         grids = Grid.of(dp=dp, dp_shard=shards, tp=tp), Grid.of(dp=dp, dp_shard=shared // ep)
@@ -472,7 +471,7 @@ def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
 
 
 def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
-    """Lines that say which strategy to take and why, and at which speeds that changes; then warnings.
+    """Lines that recommend a strategy, say why, and at which speeds of links this changes; then warnings.
 
     ``found`` is the result of ``search``.
     """
@@ -524,7 +523,7 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Say whether the first stays the fastest with links half or twice as fast; if not, up to which speed."""
+    """Say if the first strategy stays the fastest with links half or twice as fast, or up to which speed."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
@@ -540,8 +539,8 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
 def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
     """The speed of links at which two strategies take equally long, between 1 and ``factor``.
 
-    A step's seconds are nearly linear in the time that a byte takes, so a line through both ends of the
-    interval hits the point in a few tries.
+    A step's seconds are nearly linear in the time that a byte takes. So a line through both ends of the
+    interval meets zero close to that speed; a few repetitions are enough.
     """
 
     def behind(slowness: float) -> float:
@@ -605,7 +604,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if whole is not None and whole.fair_shares > 1.5:
         shares = say_number(whole.fair_shares)
         line = f"layerwise: the busiest owner has {shares} times its even share of Newton–Schulz"
-        # The owner of each part's largest matrix cannot have less.
+        # No plan can give the owner of the largest matrix of a part less work.
         least = sum(max(newton_schulz_cost(it.sides) for it in part.matrices) for part in plan.parts)
         if whole.newton_schulz == DEFAULT_STEPS * least:
             found.append(f"{line}, the least possible: there are too few matrices for so many ranks.")
@@ -620,7 +619,6 @@ def _warnings(plan: ModelPlan) -> list[str]:
 
 
 def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:
-    """The plan as plain data."""
     best = plan.best
     return {
         "model": plan.shape.name,

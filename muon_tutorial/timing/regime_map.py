@@ -1,7 +1,7 @@
 """Finds and draws which strategy is the fastest, by the number of ranks and by bandwidth.
 
 A column is planned once. Its rows only change the speed of the links, and take almost no time.
-Seconds are the planner's: they follow from a machine's file.
+All seconds are predictions from a machine's file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .recommend import AXES, PREDICTED, ModelPlan, plan_model
 MOST_RANKS, APART = 16384, 4
 """The largest grid of a map, and the ratio of ranks between neighbouring columns."""
 FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
-"""The speeds of links, relative to the machine's."""
+"""How fast links are, as multiples of the machine's own links."""
 FILLS = {
     "replicated": "#d9d9d9",
     "round_robin": "#f4b95f",
@@ -42,8 +42,8 @@ INK = "#1b1b1b"
 class Regime:
     """The winner on ``ranks`` ranks with links ``factor`` times as fast; None if no strategy fits.
 
-    ``over_adamw``: its step's seconds relative to AdamW's, minus 1; below zero it is faster. ``over_ddp``:
-    the same relative to AdamW under DDP, None if FSDP2 cuts parameters.
+    ``over_adamw``: seconds of the winner's step over seconds of AdamW's step, minus 1. Below zero, the winner
+    is faster. ``over_ddp``: the same, against AdamW under DDP. It is None if FSDP2 cuts parameters.
     """
 
     ranks: int
@@ -62,7 +62,6 @@ class RegimeMap:
 
     @property
     def ranks(self) -> list[int]:
-        """The numbers of ranks, one per column."""
         return sorted({one.ranks for one in self.regimes})
 
     @property
@@ -73,7 +72,7 @@ class RegimeMap:
 
 
 def survey(plan: ModelPlan) -> RegimeMap:
-    """Plan the same model on smaller and larger grids, which differ in dp."""
+    """Plan the same model on grids with smaller and larger dp."""
     return RegimeMap(plan, tuple(_regime(one, factor) for one in _columns(plan) for factor in FACTORS))
 
 
@@ -83,7 +82,7 @@ def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
     while there * APART <= MOST_RANKS:
         there *= APART
     while there >= each:
-        with suppress(GridError):  # experts that a smaller grid cannot share
+        with suppress(GridError):  # a smaller grid may have too few ranks for the experts
             if there == plan.ranks:
                 yield plan
             elif there % each == 0:
@@ -108,7 +107,8 @@ def _regime(plan: ModelPlan, factor: float) -> Regime:
 
 
 def draw_map(found: RegimeMap) -> str:
-    """The map as an SVG document. A cell has its winner's colour, and shows its time relative to AdamW's."""
+    """The map as an SVG document. A cell has its winner's colour, and shows the winner's time relative to
+    AdamW."""
     across, down = len(found.ranks), len(FACTORS)
     width, height = max(8.0, 2.3 + 1.1 * across), 2.8 + 0.6 * down
     figure = Figure(figsize=(width, height), dpi=96, facecolor="#ffffff")
@@ -154,7 +154,6 @@ def _say(over: float) -> str:
 
 
 def _label(axes: Axes, found: RegimeMap) -> None:
-    """Label the axes, and name the model and the machine."""
     plan, machine = found.plan, found.plan.machine
     link = machine.between or machine.inside
     columns, rows = range(len(found.ranks)), range(len(FACTORS))

@@ -1,8 +1,8 @@
 """Estimates what a step of each strategy costs for a model on a grid, before anything runs.
 
 All numbers come from the package's own step: a plan is made, one rank of each kind walks each round on the
-meta device, and clocks of all ranks show which ranks wait. Experts are on a grid of their own, because expert
-parallelism cuts data parallelism; their step follows that of the dense matrices.
+meta device, and clocks of all ranks show which ranks wait. Experts have another grid than dense matrices,
+because their dp is smaller by the factor ep. A rank first steps the dense matrices, then the experts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ROUND_LIMIT = "round_bytes"
 GRADIENTS = ("gradient reduce", "gradient all_reduce")
 """The beginnings of the names of phases that average gradients."""
 OWN = Speed(free=GRADIENTS)
-"""The machine's links, with free averaging of gradients."""
+"""The machine's own links, but averaging gradients takes no time."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
@@ -102,13 +102,13 @@ class StepEstimate:
 
     Muon's own seconds are the sum of four. ``product``: matrix products, which are Newton–Schulz. ``copy``:
     all other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
-    ``reduction`` is what averaging gradients adds if backward hides none of it. That is the step's own
-    reduce_scatter; if a strategy expects averaged gradients, it is DDP's all_reduce, or FSDP2's
-    reduce_scatter with an all_reduce between replicas. AdamW pays it, too.
+    ``reduction``: the seconds that averaging gradients adds if backward hides none of it. These are seconds
+    of the step's own reduce_scatter or, if a strategy expects averaged gradients, of DDP's all_reduce or
+    FSDP2's reduce_scatter and all_reduce between replicas. AdamW needs the averages, too.
 
-    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, as a multiple of an even
-    share if the plan's positions divided all matrices and did each once. ``shares``: the same if all ranks
-    divided them. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their momentum;
+    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even share
+    of all matrices among the positions of the plan's group. ``shares``: the same, among all ranks of the
+    grid. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their momentum;
     ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``: what FSDP2 or DDP
     adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by phase; ``between``,
     how many of them leave its node.
@@ -153,7 +153,6 @@ class StepEstimate:
 
     @property
     def sent(self) -> int:
-        """Bytes that the rank sends in a step."""
         return sum(self.phases.values())
 
     @property
@@ -176,10 +175,9 @@ def estimate(
     round_bytes: int = ROUND_BYTES,
     walks: RankWalks | None = None,
 ) -> StepEstimate:
-    """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
+    """The cost of a strategy's step on a grid.
 
-    ``walks``: earlier walks for the same machine, to use again. By default there are none, and a node holds
-    as many ranks as fit.
+    ``walks``: earlier walks for the same machine, to use again; by default new ones, with full nodes.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     beside = min(machine.ranks_per_node, grid.world_size) - 1
@@ -187,7 +185,7 @@ def estimate(
 
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> StepEstimate:
-    """The cost of a plan's step; ``name`` becomes its strategy."""
+    """The cost of a plan's step; ``name`` becomes the estimate's ``strategy``."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
     mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]
@@ -203,7 +201,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
     traces: list[tuple[Trace, int, Mapping[int, int]]] = [(trace, n, {}) for trace, n in (*asks, *averages)]
     traces += [(trace, 1, roots) for trace, roots in mine]
     held = plan_memory(plan, at)
-    root_copies = sum(  # what the rank copies, and then broadcasts as the root
+    root_copies = sum(  # copies of tensors that the rank broadcasts as the root
         turn.asked.root_copy
         for trace, roots in mine
         for turn in trace
@@ -241,9 +239,9 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 
 
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
-    """A rank's bytes by phase, those that leave its node, and its collectives.
+    """A rank's bytes by phase, its bytes that leave the node, and how often it makes each request.
 
-    Each trace comes with its number of walks, and with a map from the roots that it names to the real ones.
+    Each trace comes with the number of times that it is walked, and with the ``roots`` of its bucket.
     """
     flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()
@@ -263,7 +261,7 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
-    """Walks that average gradients before a step that expects averages, each with its number of times."""
+    """Walks that average gradients before a step, and how often each is needed."""
     if at.size("dp", SHARDING) == 1:
         return []
     dtype = plan.buckets[0].entries[0].matrix.grad_dtype
@@ -274,10 +272,10 @@ def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace,
 def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
     """The numbers of gradient elements that are averaged together before a step, and how often each occurs.
 
-    DDP's buckets are assumed to be as large as Muon's. FSDP2 reduces a layer at a time, and each rank keeps
-    its shard.
+    It is assumed that DDP's buckets are as large as Muon's buckets. FSDP2 reduces a layer at a time, and each
+    rank keeps its shard.
     """
-    lengths = [  # matrices sharded over dp are reduced by their framework
+    lengths = [  # gradients of matrices that are sharded over dp are already reduced
         sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
         for bucket in plan.buckets
     ]
@@ -294,7 +292,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """The layer that FSDP2 wraps: the name up to its first number; without a number, the matrix itself.
+    """The name of the layer that FSDP2 wraps: up to the first number, or the whole name without one.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'
@@ -304,7 +302,7 @@ def _layer_of(name: str) -> str:
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
-    """Average gradients before a step, for a bucket of which a rank holds ``length`` elements.
+    """Average gradients before a step. The bucket has ``length`` elements on a rank.
 
     DDP does it with an all_reduce; FSDP2 with a reduce_scatter, then an all_reduce between replicas. Returns
     the gradient.
@@ -338,9 +336,9 @@ def estimate_adamw(
 ) -> StepEstimate:
     """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    A rank holds ``lengths`` elements of its buckets. The step is ZeRO-1's, or DDP's if not ``sharded``.
-    On a grid with ``dp_shard`` it is FSDP2's. As for Muon, the parameters that FSDP2 gathers in forward and
-    backward are not counted. ``momentum`` holds both moments, always in fp32.
+    A rank holds ``lengths`` elements of its buckets. ``sharded``: AdamW runs as in ZeRO-1, else as under DDP.
+    On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2 gathers in forward
+    and backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1

@@ -1,8 +1,8 @@
 """Records a real step of one rank, cheaply enough that the step does not get slower.
 
-It uses no profiler: a live world's observers tell when a request was issued, done and answered, and the
-begin and end of Newton–Schulz are noted. The ranks of a machine share its monotonic clock, so the notes of
-all ranks become one ``StepTimeline``.
+It uses no profiler: a live world's observers tell when a request was issued, done and answered, and
+Newton–Schulz's functions are replaced by functions that also note begin and end. The ranks of a machine share
+its monotonic clock, so the notes of all ranks become one ``StepTimeline``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .timed_world import Doing, Span
 from .timeline import RankFlight, StepTimeline, transfers
 
 PRODUCTS = ((orthogonalize, "newton_schulz_update"), (gram, "own_grams"), (gram, "multiply_shard"))
-"""The functions whose begin and end are noted as Newton–Schulz."""
+"""Calls of these functions are noted as Newton–Schulz."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class NotedRequest(CollectiveOfRank):
 
     @property
     def in_background(self) -> bool:
-        """Whether the rank went on before it waited for the answer."""
+        """Whether the rank did something else between its request and its wait for the answer."""
         return "waiting" in self.moments
 
     @property
@@ -54,7 +54,7 @@ class NotedRequest(CollectiveOfRank):
 
     @property
     def answered(self) -> int:
-        """When the rank went on with the answer."""
+        """When the rank had the answer."""
         return self.moments["answered" if self.in_background else "issued"]
 
     @property
@@ -117,7 +117,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note this block as products. The package's own Newton–Schulz is noted anyway."""
+        """Note the time in this block as products. The package's own Newton–Schulz needs no such block."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))

@@ -1,9 +1,9 @@
 """Walks all ranks at once without data; clocks show when each rank computes, waits and is answered.
 
 This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, and
-charges their computation and their requests at a machine's costs. Ranks share its cores if there are fewer
-cores than ranks, and a bus if all links are one. So waiting and overlap follow from the order of requests;
-nothing here knows a strategy.
+charges their computation and their requests with a machine's costs. Ranks share the machine's cores if there
+are fewer cores than ranks, and its link if the link is a bus. So waiting and overlap follow from the order of
+requests; nothing here knows a strategy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INSTANT = 1e-12
 class Span:
     """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
 
-    ``label`` names its last request, or the one that it waits for.
+    ``label`` names the request that the rank waits for, else its last request.
     """
 
     rank: int
@@ -52,9 +52,9 @@ class Span:
 class TimedFlight:
     """A collective in flight: when its members issued it, when it began, and when it was answered.
 
-    At ``done`` a rank's part is finished, and the rank can go on; at ``end`` all parts are finished. For each
-    member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes that
-    it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it went on with the
+    At ``done`` a rank's part is finished, and the rank can continue; at ``end`` all parts are finished. For
+    each member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes
+    that it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it had the
     answer. ``link``: the link that they use; ``latency``: the seconds that do not depend on its bandwidth.
     """
 
@@ -84,17 +84,15 @@ class TimedRun:
     flights: tuple[TimedFlight, ...]
 
     def total(self, doing: Doing, rank: int) -> float:
-        """Seconds that a rank spent on one kind of activity."""
         return sum(span.end - span.begin for span in self.spans if (span.rank, span.doing) == (rank, doing))
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job that still needs ``left`` of a shared resource (seconds of a core or bytes of a link), and the
-    job after it.
+    """Work that needs ``left`` more of a shared resource: seconds of a core, or bytes of a link.
 
-    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them.
-    Jobs with the same ``thread`` together get as much of the core as one would, and divide it equally.
+    Jobs of a core with the same ``once`` proceed together, and count as one. Jobs with the same ``thread``
+    share the part of the core that one job would get. ``then``: the job that follows this one.
     """
 
     left: float
@@ -129,9 +127,9 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Moving:
-    """A flight, or the part of some ``ranks`` in it. It can go on at ``after`` and has ``jobs`` left to do.
+    """A flight, or a part of it on some ``ranks``. Its ``jobs``, which are not done yet, start at ``after``.
 
-    Those with the same ``line`` go one after the other.
+    Of several with the same ``line``, each begins when the one before it is finished.
     """
 
     flight: TimedFlight
@@ -391,7 +389,7 @@ class _Clockwork:
     def _begin(self, flight: TimedFlight) -> None:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
-        requests = self.asked.pop(id(flight))  # so tensors live no longer than in a backend
+        requests = self.asked.pop(id(flight))  # frees their tensors as early as a backend would
         check_alike({rank: requests[rank] for rank in flight.group})
         rounds = max(traffic.busy.messages_out for traffic in flight.traffic.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
@@ -399,7 +397,8 @@ class _Clockwork:
         flight.begin, flight.latency = self.now, flight.link.latency * rounds
 
     def _finish(self, moving: _Moving) -> None:
-        """Finish a part. A rank goes on when all its parts are done, and a group when all its ranks are."""
+        """Finish a part. A rank's flight is done when all its parts are, the whole flight when all its ranks
+        are done."""
         flight, parts = moving.flight, self.parts[id(moving.flight)]
         parts.subtract(moving.ranks)
         flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
@@ -445,8 +444,8 @@ class _Clockwork:
             self._begin(flight)
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
-        """Send a message. Each of the two ranks does half of the work on its bytes. On the link it waits for
-        earlier ones on its way, and on a bus for all earlier ones, because a socket takes a message whole."""
+        """Send a message. Each of the two ranks does half of the work on its bytes. The message waits for
+        earlier messages between the same ranks or, on a bus, for all earlier messages."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
         travelling = GlooTraffic(data, 1, 0).tcp
@@ -466,8 +465,8 @@ class _Clockwork:
             self.moving.append(moving)
 
     def _jobs(self, rank: int, flight: TimedFlight) -> list[_Job]:
-        """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
-        that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
+        """The jobs of a rank's part in a flight. Its core first handles messages, once for all flights at the
+        same time, and then works on each byte. Meanwhile its link carries the bytes.
         """
         node, link, traffic = self.machine.node(rank), flight.link, flight.traffic[rank]
         data = traffic.busy.data * self.machine.byte
@@ -476,7 +475,7 @@ class _Clockwork:
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
         own = traffic.busy if link.duplex else traffic.moved
-        if travelling := travels(traffic.sent if link.shared else own, self.machine):  # once, on a bus
+        if travelling := travels(traffic.sent if link.shared else own, self.machine):  # a bus carries it once
             on = ("bus", link) if link.shared else _way(link, "out", rank)
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
             jobs.append(_Job(travelling - at_once, node, on, link.bandwidth))
@@ -511,7 +510,8 @@ class Traffic:
 def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> Traffic:
     """A rank's traffic for a request.
 
-    In Gloo's broadcast, a rank walked alone is kept busy by all the root's messages, as they go one by one.
+    In Gloo's broadcast the root sends its messages one by one. A rank that is walked alone (``is_alone``)
+    counts as busy with all of them.
     """
     given, received = ring_traffic(request, at)
     if machine.algorithm == "gloo":
@@ -533,10 +533,10 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """The part of a rank's own link that bytes occupy: one direction, or both."""
+    """The key of the part of a rank's link that bytes occupy: one direction, or both."""
     return way if link.duplex else "both", rank, link
 
 
 def _least(job: _Job) -> float:
-    """The remainder up to which a job counts as done, because rounding may leave it."""
+    """A job counts as done if at most this much of it is left, because rounding may leave a remainder."""
     return _INSTANT if job.link is None else 1e-3

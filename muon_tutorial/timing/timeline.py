@@ -1,8 +1,7 @@
-"""One record for predicted and recorded steps: what each rank did when, and how prediction and record differ.
+"""Timelines of predicted and recorded steps: what each rank did when, and how the two differ.
 
 A timed world's run and a real one (``step_recorder``) both become a ``StepTimeline``, in seconds since the
-start of all ranks. So one picture shows both, one table compares them, and both can be opened in Perfetto as
-records of ``evidence.traces``. Knows no strategies and no machines.
+start of all ranks. So one picture shows both, one table compares them, and Perfetto opens both.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ NEWTON_SCHULZ = "Newton–Schulz"
 class RankFlight(CollectiveOfRank):
     """A collective on one rank: its times, in seconds since all ranks started, and its bytes.
 
-    ``issued``: when the rank made the request and went on. ``begin``: when the last member of ``group`` had
-    issued it. ``end``: when it was done; a rank that exchanges messages with only some of the others may be
-    done before the last member's request, and then ``begin`` equals ``end``. ``answered``: when the rank went
-    on with the answer. ``payload``: bytes that it handed over; ``ring``: bytes that it would send on a ring.
+    ``issued``: when the rank had made the request. ``begin``: when the last member of ``group`` had made its
+    request. ``end``: when it was done. If a rank exchanges messages with only some of the others, it may be
+    done before the last member's request; then ``begin`` equals ``end``. ``answered``: when the rank had the
+    answer. ``payload``: bytes that it handed over; ``ring``: bytes that it would send on a ring.
     """
 
     issued: float
@@ -64,7 +63,6 @@ class StepTimeline:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that have spans."""
         return tuple(sorted({span.rank for span in self.spans}))
 
     @property
@@ -78,12 +76,11 @@ class StepTimeline:
         return sorted(found, key=lambda span: span.begin)
 
     def total(self, doing: Doing, rank: int) -> float:
-        """Seconds that a rank spent on one kind of activity."""
         return sum(span.end - span.begin for span in self.of(rank, doing))
 
     @property
     def phases(self) -> tuple[RankPhase, ...]:
-        """Each rank's phases, named by request, and its products, named by the request that they follow."""
+        """Each rank's phases, named by their request, and its products, named by the request before them."""
         lived = [(flight.rank, flight.label, flight.issued, flight.answered) for flight in self.flights]
         for span in self.spans:
             if span.doing == "product":
@@ -122,7 +119,7 @@ class StepTimeline:
 
 
 def side_by_side(predicted: StepTimeline, recorded: StepTimeline) -> dict[str, Any]:
-    """Both as one document, in which each rank's prediction is a separate process."""
+    """Recording and prediction as one document, with a separate process for each rank's prediction."""
     document = recorded.document()
     for event in predicted.document()["traceEvents"]:
         moved = {**event, "pid": PREDICTED + event["pid"]}
@@ -139,7 +136,6 @@ def _flight(one: RankFlight) -> Flight:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Seconds as whole nanoseconds."""
     return round(seconds * 1e9)
 
 
@@ -149,7 +145,6 @@ def transfers(flights: Iterable[RankFlight]) -> list[Span]:
 
 
 def predicted_timeline(run: TimedRun) -> StepTimeline:
-    """A timed world's run as a timeline."""
     turns: dict[tuple[int, ...], int] = {}
     flights = []
     for flight in run.flights:
@@ -201,7 +196,7 @@ _DOINGS: tuple[Doing, ...] = ("product", "copy", "wait")
 
 
 def as_data(timeline: StepTimeline) -> dict[str, Any]:
-    """A timeline as small plain data: times are in ticks, and repeated values are indices into tables."""
+    """A timeline as plain data in few bytes: times in ticks, and indices instead of repeated values."""
     kept = [span for span in timeline.spans if span.doing != "transfer"]
     labels = list(dict.fromkeys(span.label for span in kept))
     kinds = list(dict.fromkeys(_about(flight) for flight in timeline.flights))
@@ -253,9 +248,9 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One recorded step, and what was run. ``link`` is in words, ``rate`` in bytes per second, None if
-    nothing limits the loopback. ``seconds`` are those of all steps of this kind, round by round; ``timeline``
-    is that of the median step."""
+    """The recorded steps of one strategy, window and link. ``link`` is in words, ``rate`` in bytes per
+    second, None if nothing limits the loopback. ``seconds`` has the seconds of every step, and ``timeline``
+    shows the step with the median time."""
 
     strategy: str
     window: int
@@ -288,7 +283,6 @@ class Recording:
         return by_name[wanted]
 
     def write(self, path: str | Path) -> None:
-        """Write the recording as JSON."""
         steps = [{**asdict(step), "timeline": as_data(step.timeline)} for step in self.steps]
         held = {"about": self.about, "task": self.task, "machine": self.machine, "steps": steps}
         Path(path).write_text(json.dumps(held, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -40,9 +40,9 @@ class TimelineTask:
     steps: int = 5
 
     def plan(self, strategy: str) -> Plan:
-        """The plan of a strategy. ``owner`` expects each matrix cut over dp, as with FSDP2.
+        """The plan of a strategy. ``owner`` expects that each matrix is cut over dp, as with FSDP2.
 
-        Buckets have two matrices; with ``owner``, one per rank, so that each rank has one to work on.
+        Buckets have two matrices or, with ``owner``, one for each rank.
         """
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
@@ -70,24 +70,22 @@ def _record_on_rank(rank: int, task: TimelineTask) -> list[list[RankNotes]]:
 
 
 def predict_case(task: TimelineTask, machine: Machine, strategy: str, window: int) -> StepTimeline:
-    """The timed world's prediction of a case."""
     return predict_step(task.plan(strategy), machine, window)
 
 
 def predict_step(plan: Plan, machine: Machine, window: int) -> StepTimeline:
-    """The timed world's prediction of a plan's step, on all ranks of its grid."""
     return predicted_timeline(walk_ranks(plan, machine, window))
 
 
 def walk_ranks(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -> TimedRun:
-    """A plan's step as the timed world walks it, all ranks together; ``settings`` are the optimizer's."""
+    """Walk a plan's step on all ranks of a timed world. ``settings`` are arguments of the optimizer."""
     places = (plan.grid.at(rank) for rank in plan.grid.ranks)
     steps = [step_over_ones(plan, at, torch.device("meta"), window, **settings) for at in places]
     return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
 
 
 def bytes_of(rate: str) -> float:
-    """Bytes per second of a rate in the notation of tc.
+    """Bytes per second of a rate in the notation of Linux's ``tc``.
 
     Raises:
         UsageError: it has another form.

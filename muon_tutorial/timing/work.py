@@ -29,11 +29,13 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 class Work(CountingMode):
     """Adds up the seconds of the operations that run while it is entered.
 
-    ``product``: those of matrix products; ``copy``: those of everything else. Checks that look at values
-    do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors.
+    ``product`` sums the seconds of matrix products, ``copy`` the seconds of everything else. Checks that look
+    at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of
+    new tensors.
 
-    A core also pays ``machine.operation`` for each operation. A GPU gets an operation while it executes
-    another one, so it pays only the part beyond the execution, and nothing for a view or a mark.
+    On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
+    the GPU still executes an earlier one. So ``machine.operation`` counts only as far as it is longer than
+    the execution, and not at all for a view or a mark.
     """
 
     machine: Machine
@@ -58,8 +60,8 @@ class Work(CountingMode):
                 self.memory.add(result)
             return result
         out = kwargs.get("out", args[0] if args else None) if kind.writes else None
-        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty one is resized
-        written = out if is_filled else None  # which is also what the operation returns
+        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty out is resized
+        written = out if is_filled else None  # the operation returns the same tensor
         result = _result(kind, func, args, kwargs) if written is None else written
         if self.memory is not None and result is not written:
             self.memory.add_new(result, args, kwargs)
@@ -79,7 +81,7 @@ class Work(CountingMode):
 
 
 class _Kind(NamedTuple):
-    """What an operation's schema says of it; ``product`` is the place of the first factor."""
+    """An operation's properties, from its schema; ``product``: the index of a product's first factor."""
 
     name: str
     product: int | None
@@ -109,8 +111,8 @@ def _kind_of(func: Any) -> _Kind:
 def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operation that does not write to its arguments.
 
-    PyTorch's own meta kernels take up to a millisecond for the operations known here, and the first one that
-    is written in Python imports PyTorch's compiler, so they are not called.
+    For the operations known here it does not call PyTorch's meta kernels: they take up to a millisecond, and
+    kernels written in Python import PyTorch's compiler.
     """
     is_joined, is_cat = kind.name in ("cat", "stack"), kind.name == "cat"
     tensors = list(tensors_in(args[0] if is_joined else args))

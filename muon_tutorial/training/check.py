@@ -1,15 +1,15 @@
-"""The built-in check: one step of the job against the single-process optimizers of torch.
+"""The built-in check: compares one step of the job with torch's single-process optimizers.
 
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
 rank. Then ``torch.optim.Muon`` and ``torch.optim.AdamW`` take the same step in a single process, and every
 rank compares its parameters with theirs, bit by bit: no strategy may change the numbers. The exception is
-``gram``: matrices that stay cut must be within its stated bound of the Gram form in one process.
+``gram``. There, a matrix that stays cut is compared with the Gram form in one process, within a stated bound.
 
-The reduction adds the ranks' gradients in its own order, so it is compared with a bound instead. A mean of D
-numbers takes D−1 additions and one division, in any order; each has a relative rounding error of at most u
-(2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with
-γ = D·u / (1 − D·u). D times the smallest positive number is added, for results that are too small for a
-relative error.
+The reduced gradients are compared with a bound, too, because a reduction may add the ranks' gradients in any
+order. A mean of D numbers always takes D−1 additions and one division. Each has a relative rounding
+error of at most u (2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D
+with γ = D·u / (1 − D·u). We add D times the smallest positive number, because rounding errors of numbers near
+zero are not relative.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str = "built-in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """The sums over dp, in float64, of the ranks' gradients of one parameter and of their absolute values."""
+    """Sums over dp, in float64: of one parameter's gradients (``total``), and of their absolute values."""
 
     total: Tensor
     magnitude: Tensor
@@ -51,11 +51,11 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The single-process optimizers, set up with everything that the coming step uses.
+    """Single-process optimizers with copies of everything that the coming step uses.
 
     ``muon`` and ``adamw`` hold full-size copies in the order of the job's own optimizer. ``gram`` has an
-    optimizer for each matrix that stays cut, by its index in that order; ``before`` has that matrix's value
-    before the step. ``seen`` watches the step.
+    optimizer for each matrix that stays cut, by the matrix's index in that order; ``before`` has the matrix's
+    value before the step. ``gradient_error`` is in units of its bound. ``seen`` audits the step.
     """
 
     muon: torch.optim.Optimizer
@@ -86,8 +86,8 @@ class Snapshot:
         lone = _lone_muon(world, optimizer.muon, reduced)
         buckets = the_plan_step(optimizer.muon.steps).plan.buckets
         cut = sorted({it.matrix.param for its in buckets for it in its.entries if it.gram is not None})
-        before = {place: params_of(lone)[place].detach().clone() for place in cut}
-        gram = {place: _gram_form(lone, place) for place in cut}
+        before = {index: params_of(lone)[index].detach().clone() for index in cut}
+        gram = {index: _gram_form(lone, index) for index in cut}
         adamw = copy.deepcopy(optimizer.adamw)  # parameters and state, but no gradients
         for twin, param in zip(params_of(adamw), params_of(optimizer.adamw), strict=True):
             twin.grad = None if param.grad is None else param.grad.clone()
@@ -101,8 +101,8 @@ def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVer
     snapshot.adamw.step()
     ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in params_of(optimizer.adamw))]
     theirs = [param.detach() for param in (*params_of(snapshot.muon), *params_of(snapshot.adamw))]
-    cut = {place: _error_of_cut(ours[place], snapshot, place) for place in snapshot.gram}
-    pairs = [pair for place, pair in enumerate(zip(ours, theirs, strict=True)) if place not in snapshot.gram]
+    cut = {index: _error_of_cut(ours[index], snapshot, index) for index in snapshot.gram}
+    pairs = [pair for index, pair in enumerate(zip(ours, theirs, strict=True)) if index not in snapshot.gram]
     bits = [(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)) for a, b in pairs]
     mine = [
         sum(int((a != b).sum()) for a, b in bits),
@@ -114,15 +114,15 @@ def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVer
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch stood still, too
+    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch's did not move
     return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 
 
-def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
-    """The distance of a cut matrix to one process's result in the Gram form, in units of the bound."""
-    snapshot.gram[place].step()
-    (theirs,) = (param.detach() for param in params_of(snapshot.gram[place]))
-    return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[place]).norm()))
+def _error_of_cut(ours: Tensor, snapshot: Snapshot, index: int) -> float:
+    """How far a cut matrix is from the single-process result in the Gram form, in units of the bound."""
+    snapshot.gram[index].step()
+    (theirs,) = (param.detach() for param in params_of(snapshot.gram[index]))
+    return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[index]).norm()))
 
 
 def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
@@ -151,9 +151,9 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
     return lone
 
 
-def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
-    """A single-process Muon in the Gram form for the parameter at ``place``, set up as ``lone`` is for it."""
-    theirs = params_of(lone)[place]
+def _gram_form(lone: torch.optim.Muon, index: int) -> Muon:
+    """A single-process Muon in the Gram form for one of ``lone``'s parameters, with copies of its state."""
+    theirs = params_of(lone)[index]
     group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
     param = nn.Parameter(theirs.detach().clone())
     assert theirs.grad is not None
@@ -185,7 +185,8 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
-    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first counts."""
+    """Gather the ranks' parts into whole matrices, in the optimizer's order. If a part has copies, the first
+    is used."""
     full: dict[int, Tensor] = {}
     for bucket in the_plan_step(muon.steps).plan.buckets:
         for held in bucket.stored_shards(world.at):
@@ -196,7 +197,7 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:
-    """The whole tensor, from this rank's part of it, which is cut as ``param`` is."""
+    """Gather a tensor that is cut as ``param`` is, from each rank's ``local`` part."""
     spread = placed_as(local, param)
     return spread.full_tensor() if isinstance(spread, DTensor) else spread
 

@@ -1,4 +1,4 @@
-"""A training run's checkpoints, as every rank saves and loads them, and requests to save or stop.
+"""Saves and loads a training run's checkpoints on every rank, and reads requests to save or stop.
 
 Knows when a run saves, what else a checkpoint holds besides model and optimizer, and which files ask a run to
 save or stop. Knows no command line; ``run_folder`` knows the rest of the folder.
@@ -35,7 +35,7 @@ class Saving:
 
     Without ``every`` the run saves only when asked to. ``begin`` is None for a new run. ``acts`` says what
     each signal asks for. At ``until``, in monotonic seconds of rank 0, the run stops. ``run`` is the run's
-    name, which its checkpoints hold; None if its settings hold none.
+    name; None if its settings hold none.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ class Saver:
     manager: CheckpointManager
 
     def resume(self) -> dict[str, Any]:
-        """Load the checkpoint of ``saving.begin``; return the ``run`` that ``save`` was given.
+        """Load the checkpoint of ``saving.begin``; return the value ``run`` that was passed to ``save``.
 
         Raises:
             CheckpointError: it cannot be read, or another run saved it. Raised on all ranks.
@@ -124,5 +124,5 @@ class Saver:
             found.add(TIME)
         with contextlib.suppress(FileNotFoundError):
             word = self.saving.stop_file.read_text(encoding="ascii", errors="replace")
-            found.add(word if word in REASONS else "SIGINT")  # if the file was made by hand
+            found.add(word if word in REASONS else "SIGINT")  # a user may make the file by hand
         return found

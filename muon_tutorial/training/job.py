@@ -45,7 +45,7 @@ class OneProcessRun:
 
 
 def check_inputs(settings: TrainSettings) -> None:
-    """Check what can be checked before this machine starts ranks, or on a rank that has joined the others."""
+    """Check strategy, text and GPUs, before this machine starts ranks, or on a rank of torchrun."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # A rank that has joined has its GPU; the other ranks may be on other machines.
@@ -110,9 +110,9 @@ def run_joined(
 def _earlier_records(
     folder: RunFolder, saving: Saving | None, name: str, console: Console
 ) -> list[StepRecord]:
-    """The records of the steps before the one that a run resumes from; all others are removed from the file.
+    """The records of the steps before ``saving.begin``; later ones are removed from the file.
 
-    If the machine died, some records from before the checkpoint may be lost: the run goes on, and says so.
+    If the machine crashed, some of these records may be lost. The run continues, and prints a line about it.
     """
     begin = 0 if saving is None else saving.begin or 0
     found = folder.records(name)

@@ -48,7 +48,7 @@ T = TypeVar("T")
 class Trainer:
     """Everything that one rank trains with.
 
-    ``world`` is used by the loop and the check. ``counted`` is the same mesh for the optimizer; ``ledger``
+    The loop and the check use ``world``. The optimizer uses ``counted``, which has the same mesh; ``ledger``
     holds the collectives that the optimizer requested in the last step.
     """
 
@@ -77,7 +77,7 @@ def train_rank(
     saves checkpoints, resumes from one, and can be stopped; the records cover only the steps of this launch.
 
     Raises:
-        TextError: the ranks read different texts, or not the one that the run began with.
+        TextError: the ranks read different texts, or another text than the run began with.
         TrainingError: the loss is no longer finite.
         CheckpointError: a checkpoint could not be saved or loaded.
     """
@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; return the seconds of both, without the check's, and the verdict."""
+    """Ready the gradients and step; return the seconds of both and, if ``checked``, the check's verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
@@ -212,7 +212,6 @@ def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
 
 
 def _ready_gradients(trainer: Trainer) -> None:
-    """Average the gradients if the optimizer's strategy expects that, and ready them."""
     if the_plan_step(trainer.optimizer.muon.steps).plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
@@ -259,7 +258,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse a text whose hash is not ``began_with``; that is None if the run's checkpoint holds no hash."""
+    """Refuse a text that does not have the hash ``began_with``, which is None in checkpoints without one."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "

@@ -10,7 +10,7 @@ from .settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: the mean loss of the global batch before it, and how long rank 0 took.
+    """One step: the global batch's mean loss before the step, and the seconds that rank 0 took.
 
     ``optimizer_seconds`` is the part from the last gradient to the last new parameter, including the wait for
     slower ranks.
@@ -34,7 +34,7 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTraffic:
-    """One phase of the optimizer's step, on the rank that sends most. ``sent_bytes`` is the ring model's."""
+    """One phase of a step, on the rank that sends most. ``sent_bytes`` follows the ring model."""
 
     phase: str
     requests: int
@@ -48,10 +48,10 @@ class CheckVerdict:
 
     ``differing``: the number of parameter elements, over all ranks, that differ from the single-process
     optimizers' results with the same gradients; ``largest_difference`` is the largest difference.
-    ``gradient_error``: the largest error of a reduced gradient's element, compared with the float64 mean, in
-    units of its bound. Matrices that stay cut under ``gram`` are not in ``differing``; ``cut_error`` is
-    the largest distance of such a matrix from what a single process computes in the Gram form, in units of
-    its bound. ``audit``: the line of the step's audit; ``is_muon``: its outcome.
+    ``gradient_error``: the largest error of an element of the reduced gradients, in units of its bound.
+    Matrices that stay cut under ``gram`` are not in ``differing``. Instead, ``cut_error`` is the largest
+    distance of such a matrix from the single-process result in the Gram form, in units of its bound.
+    ``audit``: the report of the step's audit, on one line; ``is_muon``: whether it found no fault.
     """
 
     step: int
@@ -73,8 +73,8 @@ class CheckVerdict:
 class RunResult:
     """A complete run. ``loss_before`` and ``loss_after`` are means over the same held-out batches.
 
-    ``records``: the steps of this launch. ``earlier``: the steps before the one that the run resumed from,
-    perhaps on another grid. ``state_bytes`` has one entry per rank; ``adamw_state_bytes`` is what AdamW would
+    ``records``: the steps of this launch. ``earlier``: the steps of earlier launches of this run, perhaps
+    on another grid. ``state_bytes`` has one entry per rank; ``adamw_state_bytes`` is what AdamW would
     keep on every rank if the model was replicated.
     """
 

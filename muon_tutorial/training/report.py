@@ -12,7 +12,6 @@ NO_STEP = "no step was left to take"
 
 
 def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
-    """Loss, time, memory and the verdict of the check, one line each."""
     s = result.settings
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -42,7 +41,6 @@ def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
 
 
 def traffic_table(result: RunResult) -> Table:
-    """The traffic of the optimizer's step, phase by phase."""
     table = Table(
         box=box.SIMPLE,
         pad_edge=False,
@@ -60,7 +58,6 @@ def traffic_table(result: RunResult) -> Table:
 
 
 def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
-    """The check's outcome in one sentence."""
     if verdict is None:
         return "not asked for"
     if not verdict.is_muon:

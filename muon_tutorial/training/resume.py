@@ -26,7 +26,7 @@ SAVE_EVERY, JOB = "save_every", "torchrun_job"
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of the run to resume: the given one, or that of the newest checkpoint under ``runs/``."""
+    """The folder of the run to resume: ``folder``, or the run with the newest checkpoint under ``runs/``."""
     if folder != NEWEST:
         return folder
     pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)

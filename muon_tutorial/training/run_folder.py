@@ -99,7 +99,6 @@ class RunFolder:
 
 
 def in_use(path: Path) -> RunFolderError:
-    """The error for a folder that holds another run."""
     return RunFolderError(f"the run folder {path} is already in use; choose another with --out")
 
 

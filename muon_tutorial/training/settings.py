@@ -1,7 +1,4 @@
-"""The settings of a training run, and checks that need no processes and no files.
-
-Knows the options and how they must fit each other. Knows no ranks, no groups and no files.
-"""
+"""The settings of a training run, and checks of these that need no processes and no files."""
 
 from __future__ import annotations
 

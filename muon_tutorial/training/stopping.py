@@ -89,7 +89,7 @@ def heeding_signals(
     asked: list[float] = []
     late = ExitStack()
 
-    def heed(number: int, _: object) -> None:
+    def handle(number: int, _: object) -> None:
         act = saving.acts.get(_name(number), "stop")
         apart = repeat if number == signal.SIGINT else REPEAT
         if act == "save":
@@ -106,7 +106,7 @@ def heeding_signals(
             end(number)
 
     _forget_requests(saving)
-    with _handling(heed, ("INT", *saving.acts)), late:
+    with _handling(handle, ("INT", *saving.acts)), late:
         try:
             yield
         finally:
@@ -115,21 +115,21 @@ def heeding_signals(
 
 @contextmanager
 def passing_signals_on(saving: Saving) -> Iterator[None]:
-    """In a rank of ``launch()``: note what a signal asks for. SIGXCPU, for example, reaches only one rank."""
+    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one."""
 
-    def heed(number: int, _: object) -> None:
+    def handle(number: int, _: object) -> None:
         if saving.acts[_name(number)] == "save":
             saving.save_file.touch()
         else:
             _ask_to_stop(saving, number)
 
-    with _handling(heed, saving.acts):
+    with _handling(handle, saving.acts):
         yield
 
 
 @contextmanager
 def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
-    """While there is nothing to save, let signals end this process, except those that only ask to save.
+    """While there is nothing to save, let signals end this process, except signals that only ask to save.
 
     Yields the function that ends the process. It works once: a signal that comes while the process ends
     changes nothing.
@@ -142,16 +142,16 @@ def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]
             ending = True
             unwind(number)
 
-    def heed(number: int, _: object) -> None:
+    def handle(number: int, _: object) -> None:
         if acts.get(_name(number)) != "save":
             end(number)
 
-    with _handling(heed, acts):
+    with _handling(handle, acts):
         yield end
 
 
 def unwind(number: int) -> NoReturn:
-    """End what this process does by raising an exception."""
+    """Raise the exception that ends this process's work."""
     raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
 
 
@@ -179,10 +179,10 @@ def _has_begun(saving: Saving) -> bool:
 
 @contextmanager
 def _handling(
-    heed: Callable[[int, object], None], names: Sequence[str] | Mapping[str, str]
+    handle: Callable[[int, object], None], names: Sequence[str] | Mapping[str, str]
 ) -> Iterator[None]:
     numbers = [signal.Signals[f"SIG{name}"] for name in names]
-    before = {number: signal.signal(number, heed) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

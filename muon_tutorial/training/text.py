@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# Installed packages, tests, and tables of data; the rest is code that people wrote.
+# These hold installed packages, tests and tables of data. The rest is code that people wrote.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )
@@ -43,7 +43,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences, and the byte that follows each of their bytes: two int64 tensors [sequences, context]."""
+    """Sequences of bytes, and for each byte the next one: two int64 tensors [sequences, context]."""
 
     inputs: Tensor
     targets: Tensor
@@ -52,7 +52,7 @@ class Batch:
 def load_text(path: str | None, context: int) -> Text:
     """Read the training text: the file at ``path``, or the standard library's sources if it is None.
 
-    At most ``TEXT_LIMIT`` bytes are read. One block in sixteen is held out, evenly through the text.
+    At most ``TEXT_LIMIT`` bytes are read. Every sixteenth block is held out.
 
     Raises:
         TextError: the text is missing, empty, binary, or too short for sequences of ``context`` bytes.

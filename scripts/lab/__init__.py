@@ -2,9 +2,9 @@
 
 ``benchmarks``         what a step costs, measured and predicted, compared with published figures
 ``faults``             the fault campaign, which breaks real runs on purpose and judges how each ended
-``report_001``         a published report, checked from its own traces
+``report_001``         a published report, checked against its own traces
 ``quality``            how far from orthogonal a result is, for matrices of known singular values
-``torch_collectives``  the collectives of torch's own wrappers, recorded as the package records its own
+``torch_collectives``  the collectives of DDP, FSDP2 and other parts of torch, recorded like the package's own
 ``kernel_counters``    bytes sent, as the kernel counts them
 
 It imports the optimizer and the course, and neither imports it. Run its scripts from a checkout: each puts

@@ -1,8 +1,8 @@
 """Reads the kernel's own counters of the bytes that this process has really sent. Linux only.
 
-``tcp_sent`` reads TCP's counter of each socket that the process holds: a rank's own bytes, without a
-privilege. ``interface_sent`` reads a network interface: all ranks' bytes with headers and acknowledgements,
-which says something only if nothing else uses the interface, as in a separate network namespace.
+``tcp_sent`` reads TCP's counter of each socket that the process holds. It gives one rank's bytes, and needs
+no privilege. ``interface_sent`` reads a network interface. It gives all ranks' bytes with headers and
+acknowledgements, so nothing else may use the interface; a separate network namespace ensures that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def interface_sent(name: str = "lo") -> int | None:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except OSError:  # closed meanwhile, like the descriptor that listed the folder
+    except OSError:  # it was closed since the folder was listed
         return False
 
 

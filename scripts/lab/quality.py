@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-3
-"""Singular vectors below this fraction of the largest singular value do not count: rounding spoils them."""
+"""Singular values below this fraction of the largest do not count, because rounding spoils their vectors."""
 
 TOLERANCE = 1.01
-"""A drop-in's error is at most this times the error of ``torch.optim.Muon``'s function on that matrix."""
+"""A drop-in's error may be this many times the error of ``torch.optim.Muon`` on the same matrix."""
 
 RANK_DEFICIENT = 0.15
-"""A drop-in's largest error on a matrix of low rank."""
+"""The limit of a drop-in's error on a matrix of low rank."""
 
 LARGEST_VALUE = 1.45
-"""A drop-in's largest singular value, on any matrix."""
+"""The limit of a drop-in's largest singular value, on any matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """Singular values by their index k = 1 … n; None for a Gaussian matrix, which has its own.
+    """``values`` maps indices k = 1 … n to singular values. If it is None, a Gaussian matrix is not changed.
 
-    ``held_to``: what limits a drop-in's error: stock's, a constant, or only its largest singular value.
+    ``held_to``: the limit for a drop-in: stock's error, a constant error, or only the largest singular value.
     """
 
     held_to: str
@@ -44,13 +44,13 @@ SPECTRA: Mapping[str, Spectrum] = {
     "cliff": Spectrum("largest", lambda k: torch.where(k <= len(k) / 2, 1.0, 1e-2)),
     "nearly zero": Spectrum("largest", scale=1e-12),
 }
-"""The spectra on which every recipe is measured. The cliff falls to a hundredth half-way; the nearly zero
-matrix is a Gaussian one whose norm lies below ``eps``."""
+"""The spectra on which every recipe is measured. In "cliff", the second half of the singular values is a
+hundredth of the first half. "nearly zero" is a Gaussian matrix whose norm is below ``eps``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """``error`` is ‖UᵣᵀXVᵣ − I‖/√r over the r singular vectors that count; ``largest`` is ‖X‖₂."""
+    """Of a result X: ``error`` is ‖UᵣᵀXVᵣ − I‖/√r for the r singular vectors that count, ``largest`` ‖X‖₂."""
 
     error: float
     largest: float
@@ -65,7 +65,6 @@ class Sample:
     V: Tensor
 
     def quality_of(self, result: Tensor) -> Quality:
-        """Return the quality of a result for this matrix."""
         X = result.double()
         r = self.U.size(1)
         off = self.U.T @ X @ self.V - torch.eye(r, dtype=torch.float64)
@@ -73,7 +72,7 @@ class Sample:
 
 
 def draw_samples(rows: int, columns: int, seed: int = 0) -> dict[str, Sample]:
-    """Draw a matrix with each spectrum; their singular vectors are uniformly random, and the same for all.
+    """Draw a matrix with each spectrum. All have the same singular vectors, which are uniformly random.
 
     >>> sample = draw_samples(16, 12)["rank 8"]
     >>> sample.U.shape, sample.V.shape

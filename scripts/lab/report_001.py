@@ -1,10 +1,10 @@
-"""A published reproduction report, checked from its own traces.
+"""Checks a published reproduction report against its own traces.
 
-The report ("Reproducing and Validating Distributed Muon") published its traces, which few reports do
-(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). So its
-headline numbers can be traced to single events. Each figure is given here as published, as reproduced, and
-next to a comparison of like with like. Lesson 13's ``published_traces`` holds the data of four of the
-traces, so the traces themselves are not needed:
+The report ("Reproducing and Validating Distributed Muon") comes with its traces
+(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``), so its
+headline numbers can be traced to single events. Each figure is given here as published, as we reproduce it
+from the traces, and next to a comparison of like with like. Lesson 13's ``published_traces`` holds the data
+of four of the traces, so the traces themselves are not needed:
 
     python -m scripts.lab.report_001             the table, from the packaged figures
     python -m scripts.lab.report_001 FOLDER      the same, read from the traces in FOLDER
@@ -46,7 +46,7 @@ MS = 1e6  # nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure, reproduced by the published method, and comparisons of like with like."""
+    """A published figure, the same reproduced from the traces, and comparisons of like with like."""
 
     claim: str
     published: str
@@ -105,9 +105,7 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
 
 
 def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
-    """The published figures, reproduced, each with its comparisons.
-
-    ``summaries``: from ``read_summaries``; by default the packaged ones.
+    """Reproduce the published figures, from the result of ``read_summaries`` or from the packaged data.
 
     >>> for figure in check_report():
     ...     print(f"{figure.published:8}{figure.reproduced.shown:8}{figure.reproduced.how}")
@@ -231,7 +229,7 @@ def _held(what: str, one: float, other: float) -> Ratio:
 
 
 def as_markdown(figures: Sequence[PublishedFigure]) -> str:
-    """One table. A figure has a row, as published and as reproduced, and a row for each comparison."""
+    """One table: a row for each figure, as published and as reproduced, then a row for each comparison."""
     lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
     for figure in figures:
         found = figure.reproduced

@@ -1,7 +1,7 @@
 """Counts the collectives of DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor from outside, in a ledger.
 
-They issue their collectives through the dispatcher, where a ``TorchDispatchMode`` sees each with its tensors
-and its group. Knows only their operators and sizes; another operator that moves data is refused.
+They issue their collectives through the dispatcher, where a ``TorchDispatchMode`` sees each one with its
+tensors and its group. An operator that moves data and is not listed here raises an error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
 class TorchCollectives(CountingMode):
     """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
-    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Only the thread that
-    entered it is seen. A request to a live world counts once, whatever calls the world makes for it.
+    ``at`` is this rank's coordinate; a group is recorded as the axes that it spans on the grid. Only the
+    thread that entered it is seen. A request to a live world counts once, however many calls it leads to.
     """
 
     at: Coordinate
@@ -59,12 +59,11 @@ class TorchCollectives(CountingMode):
 
     @property
     def entries(self) -> list[LedgerEntry]:
-        """The recorded requests, in bytes."""
         return [entry_of(request, self.at) for request in self.requests]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # DTensor turns it into operations on local tensors, which are seen instead
+            return NotImplemented  # then DTensor calls operations on local tensors, which come here again
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, but TorchCollectives cannot count it")

@@ -19,7 +19,7 @@ def train(fabric: Fabric, model: TinyGPT, optimizer: Optimizer, scheduler: Lambd
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if args.resume:
         fabric.load(args.resume, state)
-        if isinstance(state["scheduler"], dict):  # with FSDP2, Fabric leaves what was saved here
+        if isinstance(state["scheduler"], dict):  # with FSDP2, Fabric puts the saved dict here
             scheduler.load_state_dict(state["scheduler"])
             state["scheduler"] = scheduler
 

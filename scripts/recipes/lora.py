@@ -1,7 +1,7 @@
 """LoRA by peft, under DDP: torchrun --standalone --nproc-per-node 2 scripts/recipes/lora.py
 
-The optimizer is made after ``get_peft_model``, which freezes the model and adds the adapters. The loop is
-that of ``ddp.py``; only adapters are saved.
+The optimizer is made after ``get_peft_model``, which freezes the model and adds the adapters. It trains as
+``ddp.py`` does; only adapters are saved.
 """
 
 import torch
@@ -17,7 +17,7 @@ from muon_tutorial import MuonWithAdamW  # Muon
 
 
 class Adapters(Stateful):
-    """The weights to save: those of the adapters."""
+    """The weights to save: only the adapters."""
 
     def __init__(self, model: PeftModel) -> None:
         self.model = model

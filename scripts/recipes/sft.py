@@ -1,7 +1,7 @@
 """TRL's SFTTrainer: torchrun --standalone --nproc-per-node 2 scripts/recipes/sft.py
 
-With ``peft_config=`` the trainer makes the adapters before it asks for the optimizer, so that works, too.
-The settings are those of ``trainer.py``.
+``peft_config=`` works, too, because the trainer makes the adapters before it asks for the optimizer.
+The settings are the same as in ``trainer.py``.
 """
 
 from datasets import Dataset

@@ -1,6 +1,6 @@
 """Shared by the recipes: a tiny GPT, sequences to learn, a learning rate's schedule, and one command line.
 
-It contains nothing of optimizers or frameworks: the recipes show those.
+It contains no optimizer and no framework, because the recipes show these.
 """
 
 import argparse
@@ -96,16 +96,15 @@ class Arguments(argparse.Namespace):
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps in the whole run, resumed or not, which the schedule needs."""
+        """Optimizer steps in the whole run, for the schedule, even if the run is resumed."""
         return self.epochs * self.steps
 
     @property
     def first(self) -> int:
-        """The epochs that are done already, by the name of the folder or file to resume from."""
+        """The number of epochs already done, from the name of the folder or file to resume from."""
         return int(self.resume.name.split("-")[1]) if self.resume else 0
 
     def sequences(self) -> Sequences:
-        """The data of one epoch."""
         return Sequences(self.steps * self.accumulate * self.batch)
 
     def loader(self, ranks: int, place: int) -> DataLoader[dict[str, Tensor]]:
@@ -120,7 +119,6 @@ class Arguments(argparse.Namespace):
 
 
 def arguments(description: str | None) -> Arguments:
-    """Parse the command line of a recipe."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps in an epoch")

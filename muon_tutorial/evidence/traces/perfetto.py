@@ -1,7 +1,8 @@
 """Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
 Each rank becomes a process, and so does each rank's GPU, with the threads that the profiler saw. Above them
-are our own tracks: where the time goes, and collectives in as many lanes as are in flight at once.
+are our own tracks. One shows where the time goes. The others show collectives, on as many tracks as
+collectives were in flight at once.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -18,7 +19,7 @@ ChromeEvent = dict[str, Any]
 
 STATE_TRACK = 1 << 30  # above any thread's number
 FLIGHT_TRACK = STATE_TRACK + 1
-ASIDE_TRACK = STATE_TRACK + (1 << 20)  # and below 2^31, with room for any thread
+ASIDE_TRACK = STATE_TRACK + (1 << 20)  # with any thread's number added, it stays below 2^31
 SLACK = 1  # nanosecond: the uncertainty of Kineto's three decimals
 
 
@@ -52,7 +53,7 @@ def _about(process: int, thread: int, name: str, /, **value: str | int) -> Chrom
 
 
 def _kept(events: Iterable[ChromeEvent]) -> list[ChromeEvent]:
-    """Events of processes and threads, and the threads' names; events of the whole profiler are dropped."""
+    """The events of threads, and the threads' names; events of the profiler itself are dropped."""
     kept = [event for event in events if type(event.get("pid")) is int and type(event.get("tid")) is int]
     return [event for event in kept if event["ph"] != "M" or event["name"] == "thread_name"]
 
@@ -60,7 +61,7 @@ def _kept(events: Iterable[ChromeEvent]) -> list[ChromeEvent]:
 def _moved(
     rank: int, events: list[ChromeEvent], shift: int, processes: dict[tuple[int, str], int]
 ) -> Iterator[ChromeEvent]:
-    """A rank's events on the common clock and under its own processes; ``processes`` gains its GPUs."""
+    """A rank's events on the common clock. Each GPU becomes a process, which is added to ``processes``."""
     host = next((e["pid"] for e in events if e.get("cat") in ("user_annotation", "cpu_op")), None)
     used = {event["pid"] for event in events if event["ph"] == "X"}
     for event in events:
@@ -76,9 +77,9 @@ def _moved(
 
 
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
-    """The events; complete events that cross others of their thread are moved to tracks next to it.
+    """The events; if two complete events of a thread cross, the later one is moved to another track.
 
-    Events cross because Gloo's event ends when the collective does, whatever its thread has begun meanwhile.
+    Events cross because Gloo's event ends with its collective, and its thread may have begun others before.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:
@@ -98,7 +99,7 @@ def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
 
 
 def _nested(pieces: list[ChromeEvent]) -> tuple[list[ChromeEvent], list[ChromeEvent]]:
-    """Complete events of one track: those that nest (earlier ones take precedence), and those that cross."""
+    """Divide a track's complete events into those that nest and those that cross an earlier one."""
     nested: list[ChromeEvent] = []
     crossing: list[ChromeEvent] = []
     open_until: list[int] = []
@@ -158,7 +159,7 @@ def _complete(
 
 
 def lanes(flights: Iterable[Flight]) -> list[list[Flight]]:
-    """Flights in as few lanes as possible, without overlap: a track cannot hold two events at once."""
+    """Divide flights into as few lanes as possible. Flights in one lane do not overlap."""
     rows: list[list[Flight]] = []
     for flight in sorted(flights, key=lambda flight: (flight.issued, flight.done)):
         row = next((row for row in rows if row[-1].done <= flight.issued), None)

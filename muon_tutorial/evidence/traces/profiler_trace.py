@@ -2,8 +2,9 @@
 
 One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
 track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
-annotation on the CPU's track. Only the kernel is execution. The reader counts each collective once, and
-measures spans and unions. It can also report what a sum over names would give.
+annotation on the CPU's track. Only the kernel does the work. The reader counts each collective once. It
+measures the time in which at least one event ran. It can also sum durations by name, to show how wrong such a
+sum is.
 
 One rank's trace cannot separate transfer from waiting: a communication kernel spins until its peers arrive,
 so its duration is both together.
@@ -71,7 +72,7 @@ class TraceEvent:
 
     @property
     def communicates(self) -> bool:
-        """Whether this is one of the forms in which a collective appears."""
+        """Whether this event stands for a collective, in any of the five forms."""
         return COMMUNICATION.search(self.name) is not None
 
     @property
@@ -101,9 +102,9 @@ class Trace:
 
     @property
     def collectives(self) -> list[TraceEvent]:
-        """Each collective once, as the event that executed it: its kernel, or on the CPU the backend's event.
+        """The event that executed each collective: its kernel or, without a GPU, the backend's event.
 
-        Gloo's sends and receives are not collectives; they are only posted, on the caller's thread.
+        Gloo's sends and receives are left out, because these events only request them.
         """
         if kernels := [event for event in self.of("kernel") if event.communicates]:
             return kernels
@@ -113,8 +114,8 @@ class Trace:
     def compute(self) -> Intervals:
         """The time of computing: kernels that do not communicate, and memory operations.
 
-        Without a GPU it is the time in operators that are not the backend's own, minus the time in operators
-        that communicate, which may be nested in others and mostly wait.
+        Without a GPU it is the time in operators outside the backend's threads, minus the time in operators
+        that communicate, because these mostly wait.
         """
         if ran := self.executed:
             return covered(event for event in ran if not event.communicates)
@@ -123,7 +124,7 @@ class Trace:
     @property
     def blocked(self) -> Intervals:
         """The time in which a thread of the program was inside an operator that communicates. Empty with a
-        GPU, because these only launch kernels there."""
+        GPU, because there these operators only launch kernels."""
         return () if self.executed else covered(event for event in self._called if event.communicates)
 
     @property
@@ -134,7 +135,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class NameSum:
-    """Events of one name and sort: their number, and the sum of their durations in nanoseconds."""
+    """Events with the same name and ``sort``: their number, and the sum of their durations in nanoseconds."""
 
     name: str
     sort: Sort
@@ -201,7 +202,7 @@ def _event(entry: Mapping[str, Any]) -> TraceEvent:
 
 
 def nanoseconds(microseconds: float) -> int:
-    """Chrome's microseconds, which Kineto prints with three decimals, as whole nanoseconds."""
+    """Turn Chrome's microseconds into whole nanoseconds; Kineto prints three decimals, so nothing is lost."""
     return round(microseconds * 1000)
 
 
@@ -219,9 +220,10 @@ def covered(events: Iterable[TraceEvent]) -> Intervals:
 
 
 def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[NameSum, ...]:
-    """The sum for each name that contains one of the words, in all sorts, to show how such sums mislead.
+    """Sums of durations for each name that contains one of the words, to show how such sums mislead.
 
-    Words are compared in lower case. The largest sum comes first.
+    Kernels, launches and annotations of one name are summed apart. The words are compared in lower case. The
+    largest sum comes first.
     """
     words = [word.lower() for word in words]
     sums: dict[tuple[str, Sort], list[int]] = {}
@@ -233,7 +235,7 @@ def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[Na
 
 
 def sum_collectives(trace: Trace) -> tuple[CollectiveSum, ...]:
-    """Sums that count each executed collective once, in the order in which they first ran."""
+    """Sums of durations that count each collective once, in the order in which they first ran."""
     sums: dict[tuple[str, int, str, int, int], list[int]] = {}
     for event in trace.collectives:
         sizes = int(event.args.get("In msg nelems", 0)), int(event.args.get("Out msg nelems", 0))

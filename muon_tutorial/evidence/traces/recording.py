@@ -14,8 +14,8 @@ Every request gets a label on the profiler's track (kind, sizes, phase, matrix o
 on one clock that all ranks of a machine share. The result is a file for each rank, one merged file for
 Perfetto and chrome://tracing, the split of wall time, and a picture.
 
-On a GPU, where the call for a collective only enqueues it, a flight is the kernel's time. A group's kernels
-get our labels only if there are as many of them as requests.
+On a GPU, a call only enqueues a collective, so a flight is the time of the collective's kernel. A group's
+kernels get our labels only if there are as many kernels as requests.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class RankRecorder:
 
     It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
-    ``others``: the ranks of the group for collectives that are not requested from a world of ours, such as
-    those of PyTorch's own tensor parallelism. The profiler does not record that group. Without ``others``,
-    such a collective's time cannot be split into transfer and waiting.
+    Some collectives are not requested from a world of ours, such as those of PyTorch's own tensor
+    parallelism, and the profiler does not record their group. ``others`` are the ranks of this group. Without
+    ``others``, the time of such collectives cannot be split into transfer and waiting.
     """
 
     rank: int
@@ -116,7 +116,7 @@ class RankRecorder:
 
     def _mark(self, name: str) -> Any:
         """Open a label, and note the time on the machine's clock, because the profiler has another clock.
-        Names are made ASCII, because the profiler calls all others unknown."""
+        Names are made ASCII, because the profiler shows any other name as unknown."""
         name = name.replace("→", "->").replace("×", "x").encode("ascii", "replace").decode()
         mark = record_function(name)
         self._stamps[name] = perf_counter_ns()
@@ -137,7 +137,7 @@ class RankRecorder:
             "rank": self.rank,
             "begin": self._stamps[SPAN],
             "end": end,
-            "ahead": min(late),  # opening a label takes time, too
+            "ahead": min(late),  # the least, because opening a label adds some time
             "others": self.others,
             "flights": [{**asdict(one), "done": _done(moments, end)} for one, moments in self._flights],
         }
@@ -145,7 +145,7 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """When the backend says it was done, else when the rank went on; no later than the recording's end."""
+    """When a request was done, according to the backend; if it did not say, when the rank continued."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
@@ -173,7 +173,7 @@ def record(
 ) -> RecordedRun:
     """Run ``fn(rank, recorder, *args)`` on real ranks, and merge what their recorders wrote.
 
-    ``options`` go to ``launch``; ``kwargs`` for ``fn`` is one of them. Must not be called on a rank.
+    ``options`` are arguments of ``launch``, such as ``kwargs`` for ``fn``. Must not be called on a rank.
 
     Raises:
         TraceError: a rank never entered its recorder.
@@ -243,8 +243,10 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
 def _unasked(
     trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
 ) -> Iterator[Flight]:
-    """Collectives that were not requested from our worlds, such as those of PyTorch's own tensor parallelism:
-    the backend's events that begin outside our flights. A flight begins at the call that requested it."""
+    """Flights of collectives that begin outside our flights: they were not requested from our worlds.
+
+    A flight begins with the call that requested the collective.
+    """
     asked = union((flight.issued, flight.done) for flight in flights)
 
     def apart(events: Iterable[TraceEvent]) -> list[TraceEvent]:
@@ -268,7 +270,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
-    """The kernels' flights on the machine's clock, with our labels if they match requests one to one."""
+    """The kernels' flights on the machine's clock, with our labels if kernels match requests one to one."""
     ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)

@@ -27,7 +27,7 @@ def union(pieces: Iterable[tuple[int, int]]) -> Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> Intervals:
-    """The time that both cover.
+    """The time that ``left`` and ``right`` both cover.
 
     >>> intersect(((0, 3), (5, 9)), ((2, 6),))
     ((2, 3), (5, 6))

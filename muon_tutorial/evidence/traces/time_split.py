@@ -24,8 +24,8 @@ class CollectiveOfRank:
     """A collective in which one rank took part.
 
     ``group``: the ranks that take part. ``turn``: how many collectives of that group this rank has requested
-    before. Records of several ranks belong to the same collective if both are equal. ``group`` is empty if
-    the recording does not show it.
+    before. Records of several ranks belong to the same collective if ``group`` and ``turn`` are equal.
+    ``group`` is empty if the recording does not show it.
     """
 
     rank: int
@@ -56,11 +56,10 @@ class Flight(CollectiveOfRank):
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """One rank's recorded span, when it computed, its flights, and when it was ``blocked`` in an operator
-    that communicates, for any collective; in nanoseconds.
+    """One rank's recorded span, when it computed, and its flights; in nanoseconds.
 
-    If all members of every flight were recorded, a rank's blocked time outside its flights is its own calls
-    into the library, and counts as communication. Otherwise it stays unsplit.
+    ``blocked``: when it was inside an operator that communicates. If all members of every flight were
+    recorded, blocked time outside the flights counts as communication. Otherwise it is unsplit.
     """
 
     rank: int
@@ -91,9 +90,9 @@ class TimeSplit:
     """A rank's span in nanoseconds, and its five parts, which sum to it.
 
     ``compute``: all time in which the rank computed; ``overlapped``: the part of it during collectives. The
-    four parts below leave out time in which the rank also computed. ``communication``: collectives in
-    progress. ``waiting``: collectives whose last member had not made its request yet. ``unsplit``:
-    collectives whose other members were not recorded, transfer and waiting together. ``neither``: the rest,
+    other four parts do not contain time in which the rank computed. ``communication``: collectives in
+    progress. ``waiting``: the last member of a collective had not made its request yet. ``unsplit``:
+    communication or waiting, in collectives whose other members were not recorded. ``neither``: the rest,
     such as Python, launches, or an idle GPU.
     """
 
@@ -128,7 +127,7 @@ def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
 
 
 def last_asked(timeline: Timeline) -> Mapping[tuple[tuple[int, ...], int], int]:
-    """When the last member made its request, for each (group, turn) with all members recorded."""
+    """For each (group, turn): when the last member made its request. Only if all members were recorded."""
     asked: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
     for times in timeline.ranks:
         for flight in times.flights:

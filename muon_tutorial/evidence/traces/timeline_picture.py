@@ -35,7 +35,6 @@ WORDS: dict[State, str] = {
 
 
 def draw_timeline(timeline: Timeline) -> str:
-    """The timeline as an SVG document."""
     with svg_style("timeline", **{"hatch.linewidth": 0.5}):
         figure = Figure(figsize=(10, 1.2 + 0.62 * len(timeline.ranks)), dpi=96, facecolor="#ffffff")
         axes = figure.add_axes((0.07, 0.55 / figure.get_figheight(), 0.91, 1 - 1.05 / figure.get_figheight()))

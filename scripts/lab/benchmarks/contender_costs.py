@@ -1,9 +1,10 @@
-"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must make the
-same calls.
+"""Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
-Bytes are counted three times: from the requests, by the kernel's TCP counters of this process, and, if only
-the ranks use a network interface, by its counter. Seconds are measured for learning (forward and backward),
-for finishing (everything after it), and for the step's collectives, repeated without computation in between.
+All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
+TCP counters of this process. If only the ranks use a network interface, the interface's counter is a third
+way. Seconds are measured
+for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's collectives
+alone, repeated without computation in between.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ..kernel_counters import interface_sent, tcp_sent
 from ..torch_collectives import TorchCollectives
 from .contenders import Contender, Workload, build_contender
 
-SETTLE = 0.05  # seconds to wait before asking whether bytes are still on their way
-PATIENCE = 2.0  # seconds after which missing bytes are given up
+SETTLE = 0.05  # seconds between two looks at a counter that may still grow
+PATIENCE = 2.0  # seconds to wait for missing bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,11 @@ class ContenderMemory:
 
 @dataclass(frozen=True, slots=True)
 class ContenderCost:
-    """All that one rank measured of one contender.
+    """The costs of one contender on one rank.
 
-    Gloo sends ``wire`` for the requests of a step, which ``asked`` sums; the kernel counted ``tcp``, None if
-    it keeps no count. ``learn``, ``finish`` and ``collectives`` are seconds, one per step.
+    ``asked``: the requests of a step, summed. ``wire``: what Gloo should send for them. ``tcp``: the bytes
+    that the kernel counted, None if it counts none. ``learn``, ``finish`` and ``collectives``: seconds, one
+    per step.
     """
 
     asked: LedgerRow
@@ -59,7 +61,7 @@ class ContenderCost:
 
 
 def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
-    """Read every contender. They are timed in turn in one run, so that other load slows all of them alike."""
+    """Measure every contender. They take turns in one run, so that other load slows all of them alike."""
     contenders = {name: _warm(name, work) for name in names}
     asked = {name: _asked(contender, work) for name, contender in contenders.items()}
     wires = {name: _wire(asked[name]) for name in names}
@@ -79,7 +81,7 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """Bytes on an interface: ``wire`` predicted for one rank or all, ``counted`` always over all ranks."""
+    """Bytes on an interface: predicted for one rank or all ranks (``wire``), ``counted`` for all ranks."""
 
     name: str
     wire: GlooTraffic
@@ -97,7 +99,7 @@ def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) 
 
 
 def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
-    """Count all_reduces of these sizes (elements), to which the interface's overhead is fitted."""
+    """Count bytes of all_reduces of these sizes (elements), to fit the interface's overhead to them."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     found = []
     for size in sizes:
@@ -166,7 +168,7 @@ def settled_tcp() -> int | None:
 def tcp_after(before: int | None, due: int) -> int | None:
     """TCP bytes since ``before``, read once they reach ``due``, or after ``PATIENCE`` seconds.
 
-    Gloo may send a notice after the message itself, and a busy machine may need time.
+    The wait is needed because Gloo may send a notice later than the message itself.
     """
     if before is None:
         return None

@@ -1,7 +1,7 @@
-"""Contenders on the same work: AdamW and Muon from existing parts, and this package's Muon.
+"""Contenders on the same work: torch's AdamW and Muon under DDP, FSDP2 and ZeRO-1, and this package's Muon.
 
-Every contender trains the same model on the same global batch, with gradients in the parameters' dtype and,
-if it packs them, in buckets of 25 MB. Knows one rank; all ranks must make the same calls.
+Every contender trains the same model on the same global batch. Gradients have the parameters' dtype; buckets
+of gradients have 25 MB. All ranks must make the same calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contender:
-    """A model and its optimizers. ``finish`` does everything that follows ``backward()``."""
+    """A model and its optimizers. ``finish`` does the rest of a step after ``backward()``."""
 
     world: LiveWorld
     model: nn.Module
@@ -86,11 +86,12 @@ Build = Callable[[Workload, LiveWorld], Contender]
 def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
     """The whole model on every rank; DDP averages gradients while backward runs.
 
-    DDP does not broadcast buffers here: the rotary table is constant, and no other contender sends it.
+    DDP does not broadcast buffers here, because the rotary table is constant, and no other contender sends
+    it.
     """
     model = build_gpt(work.shape, 0)
     buffers = [name for name, _ in model.named_buffers()]
-    # DDP's argument for this is renamed in torch 2.13, so either name warns or fails in some version.
+    # torch 2.13 renames DDP's argument for this, so each of its names warns or fails in some version.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
     group = world.group(("dp",))
     return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
@@ -113,7 +114,7 @@ def over_tp(work: Workload, world: LiveWorld) -> GPT:
 
 
 def hidden_matrices(width: int, layers: int, cut: bool) -> list[Matrix]:
-    """A transformer's hidden matrices; where ``cut``, over tp as Megatron cuts them."""
+    """A transformer's hidden matrices. If ``cut``, they are cut over tp as in Megatron-LM."""
     rows = [(name, (width, width), 0) for name in "qkv"] + [("o", (width, width), 1)]
     rows += [("up", (4 * width, width), 0), ("down", (width, 4 * width), 1)]
     named = [(f"{layer}.{name}", sides, dim) for layer in range(layers) for name, sides, dim in rows]
@@ -133,8 +134,8 @@ def adamw_zero1(model: nn.Module) -> list[Optimizer]:
 
 
 def torch_muon(model: nn.Module) -> list[Optimizer]:
-    """The stock Muon. Replicated, every rank orthogonalizes every matrix; with DTensors, each matrix takes a
-    dozen collectives."""
+    """Torch's Muon. If the model is replicated, every rank orthogonalizes every matrix; with DTensors, each
+    matrix takes a dozen collectives."""
     split = split_parameters(_plain(model))
     return [torch.optim.Muon(split.hidden_params, lr=LR), AdamW(split.rest, lr=LR)]
 
@@ -152,9 +153,9 @@ def step_each(
     world: LiveWorld,
     averages: bool = False,
 ) -> Contender:
-    """A contender whose optimizers get gradients that are already reduced, or DTensors.
+    """A contender whose optimizers step one after the other.
 
-    ``averages``: gradients are averaged over dp, in one buffer, after backward.
+    ``averages``: ``finish`` first averages gradients over dp, in one buffer. Otherwise the model has done so.
     """
     model = make_model(work, world)
     optimizers = make_optimizers(model)
@@ -206,14 +207,14 @@ CONTENDERS: dict[str, tuple[Build, dict[str, int], str]] = {
     "Muon owner, DP=4": (partial(our_muon, owner), DP, ADAMW_DP),
     "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), SHARDED, ADAMW_SHARDED),
 }
-"""By a contender's name: how to build it, its grid, and the AdamW that does the same work on that grid.
+"""For each contender: how to build it, its grid, and the AdamW that does the same work on that grid.
 
-With g = p = 4, DDP sends as many bytes as ZeRO-1: ρN(g+p).
+The AdamW may use DDP, because in fp32 DDP sends as many bytes as ZeRO-1.
 """
 AGAINST = {name: adamws for name, (_, _, adamws) in CONTENDERS.items() if adamws}
 
 
 def build_contender(name: str, work: Workload) -> Contender:
-    """The contender of that name on this rank. All ranks must call."""
+    """The contender of that name on this rank. All ranks must call it."""
     build, grid, _ = CONTENDERS[name]
     return build(work, LiveWorld(build_mesh(grid)))

@@ -1,4 +1,4 @@
-"""Tables measured on real ranks: the contenders' bytes, seconds and memory, and an interface's counts."""
+"""Makes the tables that are measured on real ranks: bytes, seconds, memory, and an interface's counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDER
 
 
 def bytes_table(costs: Costs, command: str) -> Table:
-    """Three columns of predicted bytes, and the kernel's count."""
     most = {name: max(ranks, key=lambda one: one.wire.tcp) for name, ranks in costs.items()}
     rows: tuple[TableRow, ...] = tuple(
         {
@@ -61,7 +60,6 @@ def bytes_table(costs: Costs, command: str) -> Table:
 
 
 def ratios_table(costs: Costs, command: str) -> Table:
-    """Ratios of Muon to the AdamW that does the same work: bytes in three columns, seconds, state."""
     rows = tuple(_ratio_row(name, costs[name], costs[other]) for name, other in AGAINST.items())
     notes = (
         "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are of the slowest "
@@ -101,12 +99,11 @@ def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
-    """The share of each round that follows backward; each part is that of the rank that was slowest in it."""
+    """The fraction of each round that ``finish`` takes; for each part, the slowest rank counts."""
     return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
 def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
-    """Each round's seconds for one part, on the rank that is slowest in it."""
     return slowest([getattr(rank, part) for rank in ranks])
 
 
@@ -121,7 +118,6 @@ def read_batches(work: Workload, rounds: int) -> dict[int, Costs]:
 
 
 def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
-    """Muon's step time over AdamW's, for growing batches and the same optimizer step."""
     rows: tuple[TableRow, ...] = tuple(
         {
             "contender": name,
@@ -145,7 +141,6 @@ def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
 
 
 def seconds_table(costs: Costs, command: str) -> Table:
-    """Milliseconds of a step, and the optimizer's share of it."""
     rows: list[TableRow] = []
     for name, ranks in costs.items():
         median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
@@ -173,7 +168,6 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def state_table(costs: Costs, command: str) -> Table:
-    """Bytes that each contender keeps between steps, and the most that its optimizer adds during a step."""
     memory = {name: [rank.memory for rank in ranks] for name, ranks in costs.items()}
     rows: tuple[TableRow, ...] = tuple(
         {
@@ -218,16 +212,16 @@ class Peak:
 
 
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
-    """Pass ``walk`` on, and note the peak between each request and the one before it.
+    """A walk that makes the requests of ``walk``. At each request, it notes the peak since the previous one.
 
-    ``peaks`` is keyed by the request's phase; the peak after the last request is under ``AFTER``. Must be
-    walked instead of ``walk``, while ``seen`` is entered.
+    ``peaks`` gets the peaks by the request's phase; the peak after the last request gets the phase
+    ``AFTER``. It must be walked while ``seen`` is entered.
     """
     answers: list[Any] = [None]
     phase = ""
     while phase != AFTER:
         try:
-            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when to free it
+            turn = walk.send(answers.pop())  # no other reference is kept, so the walk decides when to free it
         except StopIteration:
             turn, phase = None, AFTER
         request = turn.request if isinstance(turn, Start) else turn
@@ -242,7 +236,7 @@ def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
 
 
 def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> dict[str, int]:
-    """The most bytes that one rank's step (without gradient flags) adds to those it holds, by phase."""
+    """The most bytes that one rank's step (without gradient flags) adds to its memory, by phase."""
     step = step_over_ones(plan, at, torch.device(device))
     step.present = frozenset(range(len(step.parameters)))
     peaks: dict[str, int] = {}
@@ -252,7 +246,7 @@ def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object
 
 
 def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> dict[str, Peak]:
-    """Predicted and measured peaks of every strategy on this rank. All ranks must call."""
+    """Predicted and measured peaks of every strategy on this rank. All ranks must call it."""
     world = LiveWorld(build_mesh(grid))
     found = {}
     for name, builder in VARIANTS.items():
@@ -265,7 +259,6 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, round_bytes: i
 
 
 def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> Table:
-    """The plan's memory by kind, and the predicted and measured peaks."""
     peaks = launch(read_peaks, grid.world_size, args=(list(matrices), grid, round_bytes), timeout=PATIENCE)
     rows: list[TableRow] = []
     for name, builder in VARIANTS.items():
@@ -297,14 +290,14 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFit:
-    """Counts over all ranks: those that were fitted, and the steps that the fit was then checked on."""
+    """Counts over all ranks: ``fit``, to which the overhead is fitted, and ``steps``, which check the fit."""
 
     fit: tuple[InterfaceCount, ...]
     steps: tuple[InterfaceCount, ...]
 
 
 def read_counters(work: Workload, names: Sequence[str]) -> InterfaceFit:
-    """Fit sizes on 2 and 4 ranks, then three steps of each contender.
+    """Count all_reduces on 2 and 4 ranks for the fit, then three steps of each contender.
 
     Nothing else may use the interface meanwhile.
     """
@@ -321,7 +314,6 @@ def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
 
 
 def counters_table(counters: InterfaceFit, command: str) -> Table:
-    """Bytes on the interface, predicted and counted; the overhead is fitted to other sizes."""
     a, b = overhead(counters)
     rows: tuple[TableRow, ...] = tuple(
         {

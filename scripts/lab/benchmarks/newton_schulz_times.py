@@ -1,7 +1,7 @@
 """Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
 Contenders take turns within each round, so that other load on the machine slows all of them alike. The
-highest rate of a plain matrix product, measured in the same rounds, gives each contender's floor.
+highest rate of a plain matrix product, measured in the same rounds, gives the least time of each contender.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
     "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
     "64 matrices of 128 × 128": ((128, 128),) * 64,
 }
-"""Shapes of the matrices to orthogonalize, one layer of GPT-2 small: a step does twelve such layers."""
+"""Shapes of the matrices to orthogonalize. GPT-2 small has twelve such layers."""
 
 TORCH = "torch.optim.Muon"
 PEAKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 HALF = 0.5
-"""The share of a symmetric product's operations that remains if equal elements are computed once."""
+"""The fraction of a symmetric product's operations that is needed if equal elements are computed once."""
 
 Contender = Callable[[list[Tensor]], list[Tensor]]
 
@@ -55,7 +55,6 @@ class WorkTimes:
 
 
 def measure_all(names: Sequence[str], rounds: int) -> list[WorkTimes]:
-    """Time the contenders of these names on every work, on one thread."""
     torch.set_num_threads(1)
     return [measure(work, names, rounds) for work in WORKS]
 
@@ -87,7 +86,6 @@ def chosen_for(shapes: Sequence[Shape]) -> dict[Shape, str]:
 
 
 def draw(shape: tuple[int, int], seed: int) -> Tensor:
-    """Return a Gaussian matrix in fp32, momentum's dtype."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -151,17 +149,15 @@ def product(
 
 
 def operations_once(recipe: Recipe, shapes: Sequence[tuple[int, int]]) -> float:
-    """Return a recipe's operations on these shapes if half of each symmetric product is computed."""
+    """Return a recipe's operations on these shapes if only half of each symmetric product is computed."""
     return sum(flops(recipe, *sides, form_of(recipe, *sides), HALF) for sides in shapes)
 
 
 def form_of(recipe: Recipe, rows: int, columns: int) -> Form:
-    """Return the form that a recipe takes for this shape."""
     return "gram" if recipe.iterates_on_gram(rows, columns, symmetric_share(min(rows, columns))) else "direct"
 
 
 def times_table(found: WorkTimes, command: str, where: str) -> Table:
-    """Each contender's time, its speedup over torch's function, and how near it comes to its own floor."""
     base, *_ = median_and_spread(found.seconds[TORCH])
     peaks = {name: max(rates) for name, rates in found.rates.items()}
     rows: list[TableRow] = []

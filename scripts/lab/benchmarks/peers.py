@@ -1,8 +1,8 @@
 """The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
 
-A package's row says what its Muon does differently: compare seconds only with that in mind. A package is
-imported when its contender is made. One that is not installed, or that fails here, is left out, and a note
-says why.
+The remaining differences are in each ``Peer``'s fields and in the tables; compare seconds only with these in
+mind. A package is imported when its contender is made. If it is not installed, or fails here, it is left out,
+and a note says why.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Params = list[torch.nn.Parameter]
 class StepContender:
     """A Muon, how it is made, and a description of its work.
 
-    ``source`` is the package and its version. ``coefficients`` and ``steps`` are those of its Newton–Schulz.
+    ``source`` is the package and its version. ``coefficients`` and ``steps`` are its Newton–Schulz's.
     ``batching`` says how it treats equal shapes, ``remark`` what else differs. ``compiles``: its first steps
     compile, so they run before anything is counted.
     """
@@ -84,10 +84,10 @@ def first_line(error: BaseException) -> str:
 
 
 def import_alone(dotted: str) -> ModuleType:
-    """Import one module of a package without running the ``__init__`` of the packages it lies in.
+    """Import one module of a package without running the ``__init__`` of the packages that contain it.
 
-    It works for a module that imports nothing from its package except siblings, and those relatively.
-    ``timm`` as a whole needs a torchvision built for the installed torch; its optimizer needs neither. The
+    It works if the module imports only its siblings from its package, by relative imports. An example
+    is the optimizer of ``timm``; the whole of ``timm`` would need a torchvision built for this torch. The
     module gets another name in ``sys.modules``, so that importing the package itself still loads all of it.
 
     Raises:

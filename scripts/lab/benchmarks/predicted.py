@@ -1,4 +1,4 @@
-"""The tables that need no processes: formulas against ledgers, Gloo against rings, thousands of ranks."""
+"""Makes the tables of predictions. They need no processes, so they cover thousands of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ DTYPE_PAIRS = ((4, 4), (4, 2), (2, 2))
 
 
 def gloo_table(command: str) -> Table:
-    """The least and the most bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo."""
     rows, each = list[TableRow](), 840 * 1024
     for kind, parts in product(KINDS, (2, 3, 4, 8)):
         grid, whole = Grid.of(dp=parts), each * parts * 4
@@ -71,7 +70,6 @@ def sample_request(
 
 
 def strategies_table(command: str) -> Table:
-    """Every strategy with its formula: its bytes by the formula, and by the plan's ledger."""
     rows = tuple(_strategy_rows(4))
     notes = (
         f"Bytes a rank sends in a step as rings do, 4 ranks, {_count(_even()):,} elements in Muon's "
@@ -109,7 +107,7 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
 def _strategies_of(
     D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
-    """Name, formula, the step's bytes by it, the bytes sent before the step, and its bytes by the ledger."""
+    """Name, formula, the step's bytes by the formula, bytes sent before the step, bytes by the ledger."""
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
@@ -121,8 +119,8 @@ def _strategies_of(
     straddling = zero + Fraction(sum(map(formulas.boundary_received, straddled)), D)
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
     yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
-    # Buffers are zero wherever a rank is not the owner. An all_gather would halve the bytes if the owners'
-    # segments had equal lengths; it pads them to the longest.
+    # round_robin sums buffers that are zero outside the owner's matrices. An all_gather would halve the bytes
+    # if all owners had equally many elements; it pads them to the most.
     shared = 2 * formulas.rho(D) * N * formulas.WIRE_BYTES
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
     owned, sharded = shared / D, (("dp", Shard(0)),)  # to the owners and back, a mean over ranks
@@ -148,14 +146,13 @@ def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
 
 
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
-    """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and over dp as by FSDP2 if asked."""
+    """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and perhaps over dp as by FSDP2."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
     dense, _ = stage_matrices(find_model("llama-3.1-70b"), tp=8)
     return [replace(matrix, cuts=(*matrix.cuts, *inner)) for matrix in dense]
 
 
 def thousands_table(command: str) -> Table:
-    """Bytes per rank of a model of 70 billion parameters on 16,384 ranks."""
     grid = Grid.of(dp=2048, tp=8)
     N = _count(llama_70b()) // grid.size("tp")
     adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
@@ -193,7 +190,6 @@ def thousands_table(command: str) -> Table:
 
 
 def regimes_table(command: str) -> Table:
-    """One model on 64 ranks and several grids: how tensor parallelism and dtypes change the ratio."""
     grids = ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
     rows: list[TableRow] = []
     for (dp, tp), (g, p), size in product(grids, DTYPE_PAIRS, (25_000_000, 1_000_000_000)):
@@ -223,7 +219,7 @@ def regimes_table(command: str) -> Table:
 
 
 def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
-    """Mean bytes by phase, over one rank of each dp position: all tp positions send the same."""
+    """Mean bytes by phase, over one rank of each dp position, because all tp positions send the same."""
     found: dict[str, float] = {}
     for place in range(grid.size("dp")):
         for entry in predict(plan, grid.at(grid.rank({"dp": place}))).entries:

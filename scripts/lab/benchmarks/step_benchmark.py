@@ -1,8 +1,9 @@
-"""Seconds and memory of whole steps: this Muon with each ``orthogonalize=``, torch's, and other packages'.
+"""Measures whole steps: this Muon with each ``orthogonalize=``, torch's Muon, and other packages' Muons.
 
-All step the same parameters with the same gradients, in turns within one process, so that other load on the
-machine slows all of them alike. Each has a momentum of its own. The first step of each is not timed. Instead
-it is watched: its memory, the products it computes, and how close its update is to torch's.
+All contenders step the same parameters with the same gradients, in turns within one process, so that other
+load on the machine slows all of them alike. Each has a momentum of its own. The first step of each
+contender is not timed. It shows how much memory a step takes, which products it computes, and how close its
+update is to torch's.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ PRODUCTS_A_ROUND = 5
 
 @dataclass(frozen=True, slots=True)
 class StepSet:
-    """The parameters to step, fp32 matrices of these shapes, and gradients with ever smaller columns.
+    """The parameters to step, fp32 matrices of these shapes, and their gradients.
 
-    A Gaussian gradient is nearly orthogonal already: leaving it unchanged would look like orthogonalizing it.
+    Each column of a gradient is smaller than the one before. A purely Gaussian gradient would be nearly
+    orthogonal already, so a contender that does nothing would look right.
     """
 
     shapes: tuple[tuple[int, int], ...]
@@ -49,7 +51,6 @@ class StepSet:
         return 4 * sum(rows * columns for rows, columns in self.shapes)
 
     def draw(self, seed: int, scale: float, device: torch.device) -> list[Tensor]:
-        """One Gaussian matrix per shape."""
         generator = torch.Generator().manual_seed(seed)
         return [scale * torch.randn(shape, generator=generator).to(device) for shape in self.shapes]
 
@@ -66,7 +67,7 @@ class StepSet:
 
 @dataclass(frozen=True, slots=True)
 class ContenderSteps:
-    """One contender's steps: seconds, one per round, and facts about its first one.
+    """One contender's steps: the seconds of one step per round, and facts about its first step.
 
     ``cosine`` compares its update of the first layer with torch's, each as one vector.
     """
@@ -79,7 +80,7 @@ class ContenderSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """All contenders of one run, torch's first; GFLOP/s of plain products by dtype; what was left out."""
+    """All contenders of one run, torch's first; GFLOP/s of plain products by dtype; contenders left out."""
 
     work: StepSet
     steps: Sequence[ContenderSteps]
@@ -92,9 +93,9 @@ WAYS = (STOCK, *RECIPES, AUTO)
 
 
 def contenders() -> tuple[list[StepContender], list[str]]:
-    """Torch's Muon, this package's with each name of ``orthogonalize``, and those of other packages.
+    """Torch's Muon, this package's Muon with each name of ``orthogonalize``, and the Muons of other packages.
 
-    The second list has a line per package that was left out, with the reason.
+    Also returns a line for each package that was left out, with the reason.
     """
     make, source = partial(torch.optim.Muon, **SETTINGS), f"torch {torch.__version__}"
     theirs = StepContender(TORCH, source, make, KELLER_JORDAN_TEXT, 5, "one by one")
@@ -124,9 +125,9 @@ def measure_steps(
     device: torch.device,
     say: Callable[[str], object] = lambda what: None,
 ) -> StepRun:
-    """Time the contenders. All updates are compared with the first contender's.
+    """Time the contenders. All updates are compared with the first contender's update.
 
-    A package whose step fails is left out, with the reason. ``say`` is called with each step to come.
+    If a package's step fails, it is left out, with the reason. ``say`` is called before each step.
     """
     params, gradients = work.parameters(device), work.gradients(device)
     made: list[tuple[StepContender, Optimizer, StepWork, list[Tensor]]] = []
@@ -161,7 +162,7 @@ def first_step(
     contender: StepContender, params: Params, gradients: Sequence[Tensor], device: torch.device
 ) -> tuple[Optimizer, StepWork, list[Tensor]]:
     """Make an optimizer and take its first step, watched; return its update of the first layer, too."""
-    if contender.compiles or contender.source == THIS:  # to compile, measure or try things out, once
+    if contender.compiles or contender.source == THIS:  # an extra first step compiles, or calibrates "auto"
         given = give(params, gradients)
         contender.make(params).step()
         del given
@@ -218,7 +219,6 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
 
 
 def work_table(run: StepRun, command: str) -> Table:
-    """Coefficients, iterations, batching, the products observed, and the cosine to torch's update."""
     rows: tuple[TableRow, ...] = tuple(
         {
             "contender": one.contender.name,

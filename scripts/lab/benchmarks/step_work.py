@@ -1,7 +1,8 @@
 """Measures a step with PyTorch's profiler: its extra memory, and its matrix products.
 
-It works for every contender, from any package and on any device: it sees what PyTorch allocates, including
-in compiled code. It does not see a library's own scratch memory, such as oneDNN's.
+It works for every contender, from any package and on any device, because PyTorch reports all its
+allocations, also in compiled code. It does not see memory that a library such as oneDNN allocates by
+itself.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double"
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """``peak``: the most bytes that were allocated at once beyond those at the beginning. ``left``: how many
-    of these are still allocated at the end. ``operations``: floating-point operations of matrix products, by
-    dtype."""
+    """``peak``: the most bytes that were allocated beyond those at the beginning. ``left``: how many of
+    them were left at the end. ``operations``: floating-point operations of matrix products, by dtype."""
 
     peak: int
     left: int
@@ -99,7 +99,7 @@ def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
 
 
 def _running(sizes: Iterable[int]) -> tuple[int, int]:
-    """The largest running sum, and the last.
+    """The largest of the running sums, and the last one.
 
     >>> _running([8, -8, 4, 4, -2])
     (8, 6)

@@ -1,8 +1,8 @@
-"""Seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, which take turns in one launch.
+"""Measures seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, which take turns in one launch.
 
 Every rank holds all parameters and the same averaged gradients, as under DDP. While some ranks step, the
-others wait for the next turn. The strategies are compared with the best that two ranks could do: each is a
-process of its own that sends nothing, and steps the half of the matrices that ``owner`` gives it.
+others wait for the next turn. The strategies are compared with the best that two ranks could do: each steps
+the half of the matrices that ``owner`` gives it, and sends nothing (``APART``).
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class RankCase:
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """A case's steps on one rank, or on the rank with most: seconds, one per round; bytes that its first step
-    allocated beyond parameters, gradients and momentum; and bytes of momentum that it keeps."""
+    """A case's steps, on one rank or as the maximum over ranks. ``seconds``: one number per round. ``extra``:
+    bytes that the first step allocated beyond parameters, gradients and momentum. ``momentum``: bytes of the
+    momentum."""
 
     case: RankCase
     seconds: list[float]
@@ -91,7 +92,7 @@ def measure_over_ranks(
 def time_cases(
     rank: int, work: StepSet, chosen: Sequence[RankCase], rounds: int, device_type: str, orthogonalize: str
 ) -> Mapping[RankCase, RankSteps]:
-    """One rank's measurements in the cases in which it takes part. All ranks must call."""
+    """One rank's measurements in the cases in which it takes part. All ranks must call it."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
     params, gradients = work.parameters(device), work.gradients(device)
@@ -123,8 +124,8 @@ def time_cases(
 def _maker(
     case: RankCase, params: Params, mesh: DeviceMesh, rank: int, orthogonalize: str
 ) -> Callable[[], Muon]:
-    """Return a function that makes a rank's optimizer: over all parameters, or the half that ``owner`` gives
-    the rank. All ranks of the case must call this."""
+    """Return a function that makes a rank's optimizer, for all parameters or, with ``APART``, for the half
+    that ``owner`` gives the rank. All ranks of the case must call this."""
     settings = {"orthogonalize": orthogonalize, **SETTINGS}
     if case.strategy != APART:
         return partial(Muon, params, mesh=mesh, **STRATEGIES[case.strategy], **_UNCOMPARED, **settings)
@@ -135,11 +136,11 @@ def _maker(
 
 
 _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": None}
-"""Turns comparisons off: the ranks' values drift apart under several cases. Seconds do not depend on that."""
+"""Turns comparisons between ranks off, because the cases let the ranks' values drift apart. That does not
+change seconds."""
 
 
 def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) -> Table:
-    """Milliseconds of a step, its speedup over ``owner`` on one rank, and memory."""
     base = next(one.seconds for one in found if one.case == RankCase(OWNER, 1))
     rows: list[TableRow] = []
     for one in found:
@@ -165,7 +166,7 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
 
 
 def ratios(found: Sequence[RankSteps]) -> list[str]:
-    """The goals for ``owner`` as sentences; each number is the median of the ratios within each turn."""
+    """Sentences about ``owner``'s speed; each number is the median of the ratios within each turn."""
     seconds, told = {one.case: one.seconds for one in found}, []
     for name in (OWNER, OVERLAPPED):
         goals = {

@@ -1,4 +1,4 @@
-"""Seconds of contenders that take turns within each round, so that other load slows all of them alike."""
+"""Times contenders that take turns within each round, so that other load slows all of them alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = TypeVar("Key")
 
 
 def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[Key, list[float]]:
-    """One rank's seconds of each step, by round, after a round to warm up. All ranks, if any, must call."""
+    """One rank's seconds of each step, by round, after a round to warm up. All ranks of a group must call."""
     seconds: dict[Key, list[float]] = {one: [] for one in steps}
     for number in range(rounds + 1):
         for one, step in steps.items():
@@ -29,7 +29,6 @@ def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[K
 
 
 def walk(world: LiveWorld, step: PlanStep) -> None:
-    """Take one step. All ranks must call."""
     world.run(step.step())
 
 

@@ -1,7 +1,7 @@
 """Interrupted saves and loads: one rank fails at a file access, or disagrees with the others.
 
-Python's audit events report when a rank opens, renames or removes a file; the strike comes at one of them.
-Afterwards, one process checks the files left on disk.
+Python's audit events report when a rank opens, renames or removes a file; the fault happens at one of these
+events. Afterwards, one process checks the files on disk.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FileEvents:
 def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRecord:
     """Train, save, train, save, and load again; one rank is struck in the second save, or in the load.
 
-    ``usual``: the struck rank's file accesses and times without a fault.
+    ``usual``: the rank's file accesses and times without a fault.
     """
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp)))
     model, both = saved_job.trained(case.strategy, world, OLD)
@@ -167,7 +167,7 @@ def left_on_disk(root: Path) -> Seen:
 
 
 def _load_newest(store: CheckpointManager) -> int | None:
-    """The step of the newest state; None if its tensors are not that step's."""
+    """The step of the newest checkpoint; None if its tensors are not as expected after this step."""
     model, both = saved_job.build("", None)
     model.fill(OTHER)
     step = store.load(model, both)["step"]
@@ -175,7 +175,7 @@ def _load_newest(store: CheckpointManager) -> int | None:
 
 
 def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
-    """One of two savers: trains, waits for the other, saves to the same place; returns the refusal's text."""
+    """One of two savers: trains, waits for the other, saves to the same folder; returns the error's text."""
     model, both = saved_job.trained("zero1 all", LiveWorld(build_mesh(Grid.of(dp=2))), steps)
     Path(root, f"{mine}-{rank}").touch()
     wait_until(Path(root, f"{other}-{rank}").exists, 30, every=0.001)
@@ -187,7 +187,7 @@ def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
 
 
 def after_two_savers(folder: Path, first: str, second: str) -> Seen:
-    """Check in one process after two jobs saved; ``first`` and ``second`` are their refusals, "" if saved."""
+    """Check in one process after two jobs saved; ``first`` and ``second``: their errors' texts, or ""."""
     said = {OLD: first, NEW: second}
     told = " / ".join(text for text in said.values() if text)
     model, both = saved_job.build("", None)

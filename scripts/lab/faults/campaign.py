@@ -1,4 +1,4 @@
-"""Runs each case with the starter it names, and has it judged."""
+"""Runs each case with its starter, and lets ``judge`` decide on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Campaign:
         self._usual: list[broken_saves.Undisturbed] = []
 
     def close(self) -> None:
-        """Remove what the cases left on disk."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, cases: Sequence[Case], show: Show = lambda outcome: None) -> list[Outcome]:
@@ -125,7 +124,7 @@ def warm_up() -> None:
 
 
 def _of_error(case: Case, error: Exception) -> Seen:
-    """What a launch's error shows: its text, the rank it names, and signals that were not the fault."""
+    """The observations from a launch's error: its text, its rank, and signals that the fault did not send."""
     kind, text = type(error).__name__, str(error)
     if not isinstance(error, LaunchError):
         return Seen(message=f"{kind}: {text}", message_type=kind, named=isinstance(error, TutorialError))
@@ -142,18 +141,17 @@ def _of_error(case: Case, error: Exception) -> Seen:
         said = next((each for each in texts if blame(each, case.rank) == "named"), texts[0])
         alike = any(each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:])
         if alike or blame(said, case.rank) != "unnamed":
-            blamed = None  # judged by its text: which rank reports it first is chance
+            blamed = None  # judge the text instead, because any rank may be the first to report it
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
     if first.startswith("no rank failed by itself"):
         blamed = None  # the error is attached to a rank that only waited
-    # A data fault, unlike a killed process, must give one of the package's own errors.
+    # A data fault must give one of the package's own errors; a killed process need not.
     bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first
     return Seen(message=first, message_type=kind, named=not bare, blamed=blamed, signals=theirs)
 
 
 def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Seen:
-    """Run one launch for one case."""
     method: Any = "spawn" if case.starter == "spawn" else "fork"
     try:
         limits: Any = {"output": "quiet", "timeout": TIMEOUT, "limit": 60.0}
@@ -165,7 +163,7 @@ def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Se
 
 
 def _struck(case: Case, folder: Path) -> Seen:
-    """A launch in which one rank strikes itself or, during its start, is struck from outside."""
+    """A launch in which one rank strikes itself, or is struck from outside while it starts."""
     gift = strikes.Gift(case, str(folder))
     if case.phase != strikes.STARTING:
         return launched(case, folder, strikes.suffer, case, gift, str(folder))
@@ -197,7 +195,7 @@ def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> Non
 
 
 def _two_savers(folder: Path) -> Seen:
-    """Two jobs save to one place at once. A job that is told its state was saved must find it there."""
+    """Two jobs save to one folder at the same time. If a job's save returns, its state must be there."""
 
     def run(mine: str, other: str, steps: int) -> str:
         args = (str(folder), mine, other, steps)

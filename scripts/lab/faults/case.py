@@ -1,4 +1,4 @@
-"""Plain records: a fault, what was observed of it, and how it ended."""
+"""Plain records: a fault, the observations of its run, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ STRUCK = "struck"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault: the ``number``-th drawn from ``seed``. ``rank`` is at fault; None: no single rank is.
+    """One fault: the ``number``-th drawn from ``seed``. ``rank`` is at fault, or no single rank (None).
 
-    ``dice`` seeds the choices that the other fields leave open: which matrix, which byte.
+    ``dice`` seeds the remaining choices, such as which matrix or which byte.
     """
 
     seed: int
@@ -71,8 +71,8 @@ class RankRecord:
     """One rank's record of a case. ``error`` is "" if there was none; ``named``: the error is one of the
     package's own.
 
-    ``unchanged``: its tensors were the same after the error as before. ``equal``: at the end they equalled
-    the oracle's. ``unchanged`` and ``equal`` are None if they were not checked. Times are in seconds.
+    ``unchanged``: whether its tensors were the same after the error as before. ``equal``: whether its tensors
+    were equal to the oracle's at the end. Both are None if they were not checked. Times are in seconds.
     """
 
     rank: int
@@ -88,8 +88,8 @@ class RankRecord:
 class Seen:
     """Everything that was observed of a case.
 
-    ``message`` is the starter's error and ``blamed`` the rank it named; ``line_due``: that error should have
-    been one line. ``seconds`` are counted from the fault to the end, if that is known.
+    ``message`` is the error of the process that started the ranks, and ``blamed`` the rank that this error
+    names. ``line_due``: the error should have been one line. ``seconds``: from the fault to the end.
     """
 
     records: tuple[RankRecord, ...] = ()
@@ -105,8 +105,8 @@ class Seen:
     executed: bool = False
     half_loaded: bool = False
     retry_refused: str = ""
-    struck: bool = True  # False: the run ended before the fault came
-    equal: bool | None = None  # for a case without records
+    struck: bool = True  # False if the run ended before the fault happened
+    equal: bool | None = None  # as in ``RankRecord``, for a case without records
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
 class DataFault:
     """A change in what a faulty rank builds (``build``), or an action before one step (``strike``).
 
-    ``everywhere``: on all ranks. ``ready``: all ranks ready their gradients before the strike.
-    ``repairable``: after a refusal, setting the gradients again lets the step succeed. ``turns``: how often
-    the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports the error.
-    ``needs_guard``: only a comparison during the run can detect it. ``fits``: whether it applies to a
-    strategy, dp and tp.
+    ``everywhere``: all ranks are faulty. ``ready``: all ranks ready their gradients before the strike.
+    ``repairable``: if the step refuses, it succeeds after ``repair`` and with new gradients. ``turns``: how
+    often the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports the
+    error. ``needs_guard``: only a comparison of ranks during the run can detect it. ``fits``: whether it
+    applies to a strategy, dp and tp.
     """
 
     build: Callable[[Blueprint, Random], Blueprint] | None = None
@@ -50,7 +50,7 @@ class DataFault:
 
 
 def pick(dice: Random, rig: Rig) -> nn.Parameter:
-    """One of the matrices of which this rank holds at least one entry."""
+    """Pick a matrix of which this rank holds at least one entry."""
     return dice.choice([param for param in rig.params.values() if local_part(param.detach()).numel()])
 
 
@@ -72,7 +72,7 @@ def _one_entry(value: float) -> Callable[[Rig, Random], None]:
 
 
 def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
-    """A strike that sets ``grad.data`` to another tensor; torch then checks neither shape nor dtype."""
+    """A strike that sets ``grad.data`` to another tensor. Torch checks neither its shape nor its dtype."""
 
     def strike(rig: Rig, dice: Random) -> None:
         grad = _grad(pick(dice, rig))
@@ -127,7 +127,7 @@ def _set_back(rig: Rig) -> None:
 
 
 def _other_values(plan: Blueprint, dice: Random) -> Blueprint:
-    """With another seed, draw a matrix that other ranks hold, too."""
+    """Draw new values of the matrix that every rank holds whole; the other ranks keep theirs."""
     made = torch.Generator().manual_seed(dice.randrange(1 << 30))
     return _with(plan, job.WHOLE, torch.randn(plan.wholes[job.WHOLE].shape, generator=made))
 
@@ -161,12 +161,12 @@ def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
-    """Cut one square matrix along rows; all other ranks hold it whole."""
+    """Cut a square matrix along rows that all other ranks hold whole."""
     return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 
 def _flip_a_bit(rig: Rig, dice: Random, of_momentum: bool = False) -> None:
-    """Flip one bit of a mantissa in the matrix that ranks hold copies of, as a cosmic ray would."""
+    """Flip one bit of a mantissa, as a cosmic ray would, in a matrix that is copied on several ranks."""
     param = rig.params[job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))]
     tensor = rig.muon.state[param]["momentum_buffer"] if of_momentum else param.detach()
     bits = local_part(tensor).view(torch.int32).view(-1)
@@ -184,17 +184,17 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether the package knows which ranks keep copies: own functions hide it, and FSDP2 keeps none."""
+    """Whether ranks hold copies that the package can compare; FSDP2 and a user's functions have none."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1 one rank steps an entry, and its error reaches all of dp."""
+    """Whether copies can differ. Under zero1 one rank steps an element, and sends its error to all of dp."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 
 def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
-    """Whether every piece has a copy to compare it with. Without dp, pieces that tp cuts have no copy."""
+    """Whether every piece has a copy on another rank. Without dp, pieces that tp cuts have none."""
     return _hand_cut(strategy, dp, tp) and dp > 1
 
 
@@ -285,7 +285,7 @@ FAULTS: Mapping[str, DataFault] = {
 """By name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
-"""Faults for which Muon must compare values: by default, all ranks get the first rank's, as with DDP."""
+"""Faults that only ``initial_values="compare"`` finds: by default, ranks get the first rank's values."""
 
 NAMELESS = {"equal shapes swapped, without names"}
 """Faults for which no rank passes names of parameters."""

@@ -1,4 +1,4 @@
-"""Draws cases: each family gets its share, its kinds come in turn, and the seed decides the rest."""
+"""Draws cases: each family gets its share, all its kinds come equally often, the seed decides the rest."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ SHARES: Mapping[str, float] = {
 
 
 def draw(seed: int, size: int, only: str = "") -> list[Case]:
-    """The cases of a seed and size, always the same. A longer campaign does not begin with the cases of a
-    shorter one.
+    """The cases of a seed and size. A longer campaign does not begin with the cases of a shorter one.
 
     ``only``: only cases of kinds with these words in their name.
     """

@@ -1,8 +1,7 @@
-"""Forged checkpoints: objects that run code when unpickled, and names that lead out of the folder. The
-manifest's hashes are corrected to match.
+"""Forges checkpoints: adds objects that run code when unpickled, or file names that lead out of the folder.
 
-Knows two formats: the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and a sealed JSON manifest
-that lists files with their hashes and the boxes of the tensors in them.
+It then corrects the manifest's hashes, so that only a loader that avoids pickle is safe. Knows two formats:
+the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and this package's ``manifest.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Evil:
 
 
 def files(folder: Path) -> list[Path]:
-    """All files of a checkpoint."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -49,7 +47,7 @@ def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """Add a forged object to the metadata, and change nothing else there."""
+    """Add a forged object to the metadata."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))

@@ -17,9 +17,9 @@ from .job import Blueprint, Given, Rig
 
 
 def play(rank: int, case: Case, folder: str) -> RankRecord:
-    """Run one case on this rank: build, step, and record the result. All ranks must call.
+    """Run one case on this rank: build, step, and record the result. All ranks must call it.
 
-    If the fault may leave the ranks out of step, an error is raised, so that the launch reports it.
+    If ranks may make different calls (``out_of_step``), errors are raised, so that the launch reports them.
     """
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
     fault, begun, mine = FAULTS[case.kind], time.monotonic(), is_faulty(case, world.at)
@@ -46,7 +46,7 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
         record = _refused(case, world.at, error, begun)
         if rig is None:
             return record
-        if not fault.needs_guard:  # faults that need the guard have already changed data
+        if not fault.needs_guard:  # such a fault itself changes data
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     equal = equals_oracle(case, rig, _given(case, rig))
@@ -54,12 +54,10 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def is_faulty(case: Case, at: Coordinate) -> bool:
-    """Whether this rank is faulty."""
     return case.rank is None or case.rank == at.rank
 
 
 def faulty_blueprint(case: Case, at: Coordinate) -> Blueprint:
-    """The blueprint of this rank in a case."""
     plan, fault = blueprint_for(case.kind, case.strategy), FAULTS[case.kind]
     if fault.build is None or not is_faulty(case, at):
         return plan
@@ -88,7 +86,7 @@ def _refused(case: Case, at: Coordinate, error: Exception, begun: float) -> Rank
 
 
 def _go_on(case: Case, fault: DataFault, rig: Rig, step: int, record: RankRecord) -> RankRecord:
-    """After a refusal: repair, and check whether training goes on to the oracle's bits."""
+    """After a refusal, repair the fault, and check whether training then ends with the oracle's bits."""
     if not (record.named and fault.repairable):
         return record
     try:

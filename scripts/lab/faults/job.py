@@ -1,8 +1,8 @@
 """The small training job that every fault disturbs, and its oracle: ``torch.optim.Muon`` in one process.
 
-Gradients are multiples of 2⁻⁶, so averages over 2, 3 or 4 ranks are exact and every strategy must give the
-oracle's bits. If a strategy averages, dp positions get different gradients. ``gram`` is not included, since
-its error has a bound but its bits may differ.
+Gradients are multiples of 2⁻⁶, so averages over 2, 3 or 4 ranks are exact, and every strategy must give the
+oracle's bits. If a strategy averages gradients itself, dp positions get different gradients. ``gram`` is left
+out, because it is not bitwise equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from muon_tutorial.worlds.local import LocalMesh
 
 SHAPES = ((8, 12), (12, 8), (4, 12), (12, 4), (8, 8), (8, 12))
 CUTS: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0))
-WHOLE = 4  # the matrix that every rank holds whole if parameters are plain tensors
+WHOLE = 4  # the number of the matrix that every rank holds whole if parameters are plain tensors
 TWINS = (0, 5)  # two matrices of the same shape and cut
 STEPS = 4
 FAULT_AT = 1  # the step with the fault
@@ -52,16 +52,16 @@ STRATEGIES = (*PLANNED, FSDP2, OWN_FUNCTIONS)
 
 @cache
 def first_values() -> tuple[Tensor, ...]:
-    """The matrices before the first step."""
     made = torch.Generator().manual_seed(1)
     return tuple(torch.randn(shape, generator=made) for shape in SHAPES)
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a rank must build; a fault gives one rank another blueprint.
+    """What a rank builds; a fault gives one rank another blueprint.
 
-    ``order`` lists the matrices. ``averages``: the step averages gradients over dp.
+    ``order``: the numbers of the matrices, in the order in which they are passed to Muon. ``averages``:
+    whether the step averages gradients over dp.
     """
 
     strategy: str
@@ -86,7 +86,6 @@ class Rig:
     muon: Muon
 
     def give(self, step: int) -> None:
-        """Set the gradients of a step."""
         for index, param in self.params.items():
             grad = gradient(self.blueprint, self.at, step, index)
             param.grad = _like(param, _held(param, grad, self.blueprint.cuts[index], self.at), grad)
@@ -109,7 +108,7 @@ class Rig:
 
 
 def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
-    """One rank's parameters and optimizer. All ranks must call.
+    """One rank's parameters and optimizer. All ranks must call it.
 
     Raises:
         TutorialError: the package's error about a blueprint that does not fit.
@@ -137,7 +136,7 @@ def _grains(step: int, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tens
 
 
 Given = Callable[[int, int, Tensor], Tensor]
-"""How a fault changes a mean gradient: a function of the step, the matrix's number, and the gradient."""
+"""How a fault changes a mean gradient: it gets the step, the matrix's number, and the gradient."""
 
 
 def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:
@@ -156,7 +155,7 @@ def _stepped(
     wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given | None = None
 ) -> list[Tensor]:
     params = [nn.Parameter(whole.clone()) for whole in wholes]
-    # torch's own divides by a side of length 0; such a matrix has no entries to compare.
+    # Empty matrices are left out, because torch's Muon divides by the length of a side.
     known = {key: value for key, value in settings.items() if key in _STOCK}
     muon = torch.optim.Muon([param for param in params if param.numel()], **known)
     for step in range(STEPS):
@@ -168,7 +167,7 @@ def _stepped(
 
 
 def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
-    """The mean gradient if the rank at ``at`` has no gradient of one matrix: its part counts as zero."""
+    """Mean gradients if the rank at ``at`` has none for the matrix ``missing``: its part counts as zero."""
     whole = gradient(rig.blueprint, at, FAULT_AT, missing)
     box = shard_box(tuple(whole.shape), rig.blueprint.cuts[missing], at["tp"], at.size("tp"))
 
@@ -202,7 +201,6 @@ def _part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
 
 
 def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
-    """Muon's keywords for how it is distributed."""
     if strategy == FSDP2:
         return {"distributed_config": create_dtensor_config()}
     if strategy == OWN_FUNCTIONS:
@@ -212,7 +210,7 @@ def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
 
 
 def own_functions(world: LiveWorld) -> DistributedConfig:
-    """Functions that a user might write for parameters that every rank holds whole; owners take turns."""
+    """Functions that a user might write for replicated parameters; ranks own the matrices in turn."""
 
     def assign(params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         return {index: index % world.grid.world_size for index in range(len(params))}
@@ -252,5 +250,5 @@ def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """A tensor's bytes: comparing them compares its bits, even those of NaN."""
+    """A tensor's bytes. Comparing them compares all bits, so equal NaNs are equal."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Turns the observations of a case into its verdict. Pure: it starts nothing and reads no file.
+"""Turns the observations of a case into its verdict; starts nothing and reads no file.
 
 The worst observation decides: a run that names the right rank but leaves an orphan gets the verdict "orphan".
 """
@@ -12,8 +12,8 @@ from .case import Case, Seen, Verdict
 
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
-_TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # no other rank holds the same part
-_NOBODY = "no rank failed by itself"  # a launch's text begins so if every rank only waited
+_TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # if only these two hold a part, either may be wrong
+_NOBODY = "no rank failed by itself"  # how a launch's text begins if every rank only waited
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 _LONGEST = 300  # characters of detail
 
@@ -28,7 +28,7 @@ def judge(case: Case, seen: Seen) -> tuple[Verdict, str]:
 def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
     """All verdicts that apply, the worst first, each with its reason."""
     errors = (seen.message, *(record.error for record in seen.records))
-    said = list(dict.fromkeys(filter(None, errors)))  # distinct, the starter's first
+    said = list(dict.fromkeys(filter(None, errors)))  # without repetitions; ``seen.message`` comes first
     if seen.executed:
         yield "executed pickle", "code inside the checkpoint ran"
     if seen.orphans:
@@ -55,7 +55,7 @@ def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
 
 
 def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
-    """Whether the errors are named, on all ranks, and blame the right rank."""
+    """Verdicts on the errors' texts: are they the package's own, on all ranks, about the right rank?"""
     raw = [record for record in seen.records if record.error and not record.named]
     if raw or not seen.named:
         kind = raw[0].error_type if raw else seen.message_type
@@ -75,10 +75,10 @@ def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, s
 
 
 def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> Verdict:
-    """Whether a message blames the guilty rank; ``blamed`` is the rank that a launch's error carries.
+    """Whether a message names the guilty rank; ``blamed`` is the rank that a launch's error carries.
 
-    A rank is blamed if it is listed alone: "rank 2: …" next to "rank 0, 1, 3: …". If every rank is listed
-    alone, the first one is blamed. If two ranks differ, both are blamed, even if ``ranks`` is two.
+    A message names a rank if it lists the rank alone, such as 2 in "rank 2: …, ranks 0, 1, 3: …". If it lists
+    every rank alone, it names the first. A message that two ranks differ names both.
     """
     if blamed is not None:
         return "named" if blamed == guilty else "wrong rank"

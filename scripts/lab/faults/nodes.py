@@ -1,4 +1,4 @@
-"""Two nodes on one machine that lose their connection: two linked network namespaces, each with an agent.
+"""Simulates two nodes that lose each other: two linked network namespaces on one machine, each with an agent.
 
 python -m scripts.lab.faults.nodes --seed 0 --jobs 4 --losses 5
 """
@@ -27,7 +27,7 @@ OURS = "muon_tutorial torchrun"
 PATIENCE = 300.0
 """Seconds for a job to take its next step on a busy machine."""
 BOUND = 1e-3
-"""How far losses may differ from the undisturbed run's: sums over fewer ranks round differently."""
+"""How far losses may differ from an undisturbed run, because sums over fewer ranks round differently."""
 
 
 class NoNamespacesError(Exception):
@@ -36,24 +36,23 @@ class NoNamespacesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A network namespace: the process that keeps it, its end of the link, and its address."""
+    """A network namespace: the process that keeps it alive, its end of the link, and its address."""
 
     keeper: int
     link: str
     address: str
 
     def inside(self, *command: str) -> list[str]:
-        """A command line that runs a command in the namespace."""
+        """Return a command line that runs a command in the namespace."""
         return ["nsenter", "-t", str(self.keeper), "-U", "-n", "--preserve-credentials", *command]
 
     def sh(self, line: str) -> None:
-        """Run a command in the namespace."""
         subprocess.run(self.inside(*line.split()), check=True, capture_output=True, text=True)
 
     def agent(self, folder: Path, endpoint: str, *options: str, least: int = 2) -> subprocess.Popen[str]:
         """Start one of two agents with one rank each; at least ``least`` must join. Output goes to a file."""
         starter = [sys.executable, "-m", *OURS.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
-        is_host = str(self.address == endpoint).lower()  # said, since no name resolves here
+        is_host = str(self.address == endpoint).lower()  # torchrun finds out only with host names
         meeting = [f"--rdzv-endpoint={endpoint}:29400", "--rdzv-id=one", f"--rdzv-conf=is_host={is_host}"]
         rdzv = ["--rdzv-backend=c10d", *meeting, "--max-restarts=20"]
         command = [*starter, *rdzv, f"--local-addr={self.address}", SCRIPT, *MODEL, *options]
@@ -100,7 +99,6 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def losses(run: Path) -> list[float]:
-    """The losses of the steps recorded so far."""
     path = run / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line)["loss"] for line in lines]
@@ -114,7 +112,7 @@ def final_bits(run: Path, steps: int) -> list[tuple[str, str]]:
 
 
 def only_run(runs: Path, agents: Sequence[subprocess.Popen[str]]) -> Path:
-    """Wait for a run to be placed in this folder; returns its own folder."""
+    """Wait until a run has made its folder below ``runs``; returns that folder."""
     deadline = time.monotonic() + PATIENCE
     while not (found := [path.parent for path in runs.glob("*/settings.json")]):
         if time.monotonic() > deadline or all(agent.poll() is not None for agent in agents):
@@ -143,7 +141,7 @@ def wait_for_a_step(run: Path, agents: Sequence[subprocess.Popen[str]], wanted: 
 
 @dataclass(slots=True)
 class Job:
-    """A disturbed run on two nodes; ``seconds`` are from each loss to the next step."""
+    """A disturbed run on two nodes. ``seconds``: from each loss of a node or link to the next step."""
 
     nodes: tuple[Node, Node]
     folder: Path
@@ -157,7 +155,6 @@ class Job:
         return self.folder / "run"
 
     def start(self, node: Node) -> subprocess.Popen[str]:
-        """Start a node's agent."""
         options = (*_saving(self.steps), "--timeout", "20", "--out", "run")
         return node.agent(self.folder, self.nodes[0].address, *options, least=self.least)
 
@@ -177,7 +174,7 @@ class Job:
                 time.sleep(dice.uniform(0.0, 5.0))
                 self.agents[1] = self.start(right)
         seen = len(losses(self.run))
-        # Resumed ranks write a new file; but a link may be back before any rank misses it.
+        # Resumed ranks write a new file. But a link may be up again before any rank has used it.
         while file.stat().st_ino == before and not (kind == "link" and len(losses(self.run)) > seen):
             if time.monotonic() > lost + PATIENCE:
                 raise TimeoutError("the job did not resume")
@@ -189,7 +186,8 @@ class Job:
 def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
-    """Whether a job that keeps losing a node or link ends like an undisturbed one, and seconds to resume."""
+    """Run a job that loses a node or link several times. Returns whether it ends like an undisturbed one,
+    and the seconds from each loss to the next step."""
     whole = folder / "alone"
     command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
     subprocess.run([*command, "--out", "alone"], cwd=folder, check=True, capture_output=True)
@@ -214,7 +212,7 @@ def disturbed(
 
 
 def main() -> int:
-    """Disturb jobs and show each; every fourth may go on with one node. Returns 1 if a job failed."""
+    """Disturb jobs and show each; every fourth may continue on one node. Returns 1 if a job failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)

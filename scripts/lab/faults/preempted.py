@@ -32,7 +32,7 @@ STARTING, ENDING = 90.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run, its signal, and the observations: ``steps`` taken and ``saved``, seconds to its end."""
+    """One run and its signal: the ``steps`` that it took, the step that it ``saved``, seconds to its end."""
 
     under: Under
     ranks: int
@@ -51,7 +51,7 @@ class Trial:
     def is_good(self) -> bool:
         """Whether it ended in time, with the signal's code, and with a whole checkpoint if it took a step.
 
-        A SIGUSR1 that comes before Python has set a handler ends the process itself, and loses nothing.
+        If a SIGUSR1 comes before a handler is set, it ends the process, which has nothing to lose yet.
         """
         number = signal.Signals["SIGTERM" if self.sent == "SIGUSR1" else self.sent]
         codes = {128 + number, -number} | (set() if self.steps else {-signal.Signals[self.sent]})
@@ -84,10 +84,10 @@ def preempt(
 ) -> Trial:
     """Start a run, and send a signal ``moment`` seconds after its folder holds the file ``begun``.
 
-    If ``begun`` is empty, the seconds count from the start; if it is ".", from when the folder is there. A
-    SIGUSR1 ends nothing, so a SIGTERM follows ``later`` seconds after it.
+    If ``begun`` is empty, the seconds count from the start; if it is ".", from the creation of the folder. A
+    SIGUSR1 does not end a run, so a SIGTERM follows ``later`` seconds after it.
     """
-    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # it may be busy
+    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # cores may be busy
     starter = ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
     words = [*(TRAIN[:3] if under == "launch" else starter), *job]
     started, run = start(number, folder, words), folder / "here" / "run"

@@ -12,7 +12,7 @@ from pathlib import Path
 from .case import STRUCK
 
 MARK = "MUON_FAULTS_MARK"
-"""The environment variable that every process of a campaign inherits; set before the first launch."""
+"""The environment variable that marks every process of a campaign; it is set before the first launch."""
 LEAVING = 2.0
 """Seconds within which processes must be gone after their launch has ended."""
 
@@ -24,7 +24,7 @@ def marked(value: str) -> list[int]:
 
 
 def wait_until(is_so: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
-    """Wait until something is so, at most this long; returns whether it is."""
+    """Wait until ``is_so()`` is true, at most ``seconds``; returns whether it is."""
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() >= deadline:
@@ -52,12 +52,12 @@ def left_behind(value: str) -> tuple[str, ...]:
 
 
 def server() -> int | None:
-    """The process that forks this one's ranks, if there is one."""
+    """The process that forks the ranks of this process, if there is one."""
     return next((pid for pid in children(os.getpid()) if _is_our_server(pid)), None)
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, thread by thread; those of a thread are in the order in which they started.
+    """The children of a process. The children of one thread are in the order in which they started.
 
     Sorting by pid would not give that order, because pids wrap around.
     """

@@ -1,4 +1,4 @@
-"""A model with both optimizers to save and load, and the state that one process has after the same steps."""
+"""A model with both optimizers to save and load, and the expected state, computed in one process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class Model(nn.Module):
         self.rest = nn.ParameterList([nn.Parameter(torch.ones(shape)) for shape in REST])
 
     def fill(self, value: float) -> None:
-        """Overwrite everything."""
         with torch.no_grad():
             for param in self.parameters():
                 param.fill_(value)
 
 
 def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]:
-    """A rank's model and optimizers over dp, or one process's if ``world`` is None."""
+    """A rank's model and optimizers over dp. If ``world`` is None, both are for a single process."""
     model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
     how: dict[str, Any] = {} if world is None else job.distribution(strategy, world)
     if strategy == job.FSDP2 and world is not None:
@@ -46,7 +45,6 @@ def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]
 
 
 def trained(strategy: str, world: LiveWorld | None, steps: int) -> tuple[Model, MuonWithAdamW]:
-    """What ``build`` makes, after some steps."""
     model, both = build(strategy, world)
     train(model, both, 0, steps)
     return model, both
@@ -101,7 +99,7 @@ def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
 
 
 def parameters_equal(model: Model, steps: int) -> bool:
-    """Whether this rank's parameters, or its shards of them, are those expected after ``steps`` steps."""
+    """Whether this rank's parameters, or its shards of them, are as expected after ``steps`` steps."""
     return all(
         job.raw_bytes(local_part(param.detach())) == job.raw_bytes(local_part(_cut(whole, param)))
         for param, whole in zip(model.parameters(), expected(steps)[0], strict=True)
@@ -109,7 +107,7 @@ def parameters_equal(model: Model, steps: int) -> bool:
 
 
 def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
-    """The bytes of everything that a load may change: tensors, and the groups' settings."""
+    """The bytes of everything that a load may change: tensors and hyperparameters."""
     found = [job.raw_bytes(local_part(p.detach())) for p in model.parameters()]
     for part in (both.muon, both.adamw):
         for entry in part.state.values():

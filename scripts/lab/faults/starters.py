@@ -1,4 +1,4 @@
-"""Faults in runs that ``torchrun`` or the command line starts, each in a process of its own."""
+"""Disturbs runs that ``torchrun`` or the command line starts, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .processes import MARK, children, left_behind, since_struck, wait_until
 
 LIMIT = TIMEOUT + PATIENCE
 STARTING, LATE = 90.0, 4.0
-"""Seconds that a starter may take to start on a busy machine, and seconds of watching beyond the limit."""
+"""Seconds that a process may take to start on a busy machine, and seconds of watching beyond the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
 _NAMED_BY_A_RANK = re.compile(r"got no answer from rank (\d+)")
-"""A rank's own message. torchrun itself blames the rank that ended first, so never a stopped rank."""
+"""A rank's own message. torchrun's blames the rank that ended first, never a stopped rank."""
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
 TRAIN = (
@@ -44,7 +44,6 @@ class Started:
     mark: str
 
     def words(self) -> str:
-        """Its standard error."""
         return self.said.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float) -> bool:
@@ -55,14 +54,13 @@ class Started:
         return False
 
     def end(self) -> None:
-        """Kill it."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
 
 
 def start(number: int, folder: Path, words: Sequence[str]) -> Started:
-    """Start Python with these arguments, marked with this number, in a folder of its own."""
+    """Start Python with these arguments in a new folder; the process is marked with ``number``."""
     mark = f"case-{os.getpid()}-{number}"
     said, here = folder / "stderr", folder / "here"
     here.mkdir()
@@ -92,21 +90,21 @@ def _heed_signals() -> None:
 def under_torchrun(case: Case, folder: Path) -> Seen:
     """Run one case on two ranks that torchrun starts."""
     kills_agent = case.kind == AGENT
-    # The rank only stalls: the others must be waiting for it when the agent is killed.
+    # A rank stalls, so that the other ranks are waiting for it when the agent is killed.
     stalled = {"kind": "stuck", "phase": "between steps", "rank": 0} if kills_agent else {}
     told = json.dumps({**asdict(case), **stalled})
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
     program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
     started = start(case.number, folder, (*run, *program))
     wait_until(lambda: (folder / STRUCK).exists() or started.process.poll() is not None, STARTING)
-    if kills_agent:  # its ranks must end by themselves
+    if kills_agent:  # then the ranks must end by themselves
         started.end()
         orphans = left_behind(started.mark)
         return Seen(orphans=orphans, equal=not orphans)
     in_time = started.wait(LIMIT + LATE)
     seconds = since_struck(folder)
     started.end()
-    orphans = left_behind(started.mark)  # processes count as orphans only if it ended by itself
+    orphans = left_behind(started.mark)  # these count as orphans only if torchrun ended by itself
     words = started.words()
     found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
     own = [
@@ -124,10 +122,9 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A ``train`` that a shell starts, and how it is disturbed: by how it is started, or by what is done to
-    it.
+    """A ``train`` that is disturbed by how it is started (``words``), or after it started (``act``).
 
-    ``codes``: the exit codes that are allowed. ``moment``: the longest delay of the disturbance in seconds.
+    ``codes``: the exit codes that are allowed. ``moment``: the longest delay of ``act``, in seconds.
     """
 
     act: Callable[[Started, Random], None] | None = None
@@ -165,7 +162,7 @@ _RUN = "sys.argv = ['muon_tutorial', *{words!r}]; runpy.run_module('muon_tutoria
 
 
 def _after(lines: str) -> tuple[str, ...]:
-    """Python that runs these lines, and then a ``train`` of two steps."""
+    """Arguments of a Python that runs these lines, and then a ``train`` of two steps."""
     run = _RUN.format(words=[*TRAIN[2:], "--steps", "2"])
     return ("-c", f"import os, resource, sys, runpy; {lines}; {run}")
 
@@ -205,7 +202,7 @@ def by_command_line(case: Case, folder: Path) -> Seen:
     started = start(case.number, folder, shell.words)
 
     def has_begun() -> bool:
-        """Whether Python has begun to import the package: before that, only the interpreter could react."""
+        """Whether Python has begun to import the package, which cannot handle a signal before."""
         with contextlib.suppress(OSError):
             return "/torch/" in Path(f"/proc/{started.process.pid}/maps").read_text()
         return True  # the process has already ended

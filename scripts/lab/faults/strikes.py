@@ -35,7 +35,7 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def _stop_for(seconds: float) -> None:
-    """Stop this process; a child process wakes it, since it cannot wake itself."""
+    """Stop this process (SIGSTOP). A child process wakes it, because it cannot wake itself."""
     pid = os.getpid()
     if os.fork() == 0:
         time.sleep(seconds)
@@ -73,7 +73,7 @@ PHASES = (*BEFORE, *IN_A_STEP, "between steps", "returning")
 
 
 def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
-    """One rank of a run in which one rank is struck, by ``gift`` if the phase is the arguments' arrival."""
+    """Run one rank of a job in which one rank is struck; ``gift`` strikes it in the first phase."""
     hit = Trigger(case, rank, folder)
     hit.at("before the mesh")
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
@@ -106,7 +106,6 @@ class Trigger:
         self._phase, self._path = case.phase, Path(folder, STRUCK)
 
     def at(self, phase: str) -> None:
-        """Report that a phase is reached."""
         if phase == self._phase and self._strike is not None:
             strike, self._strike = self._strike, None
             self._path.write_text(str(time.monotonic()), encoding="utf-8")
@@ -114,7 +113,7 @@ class Trigger:
 
 
 class Requests:
-    """Counts the requests of an undisturbed step, and strikes at the first, middle or last of a later one."""
+    """Counts the requests of one step, and strikes at the first, middle or last request of the next step."""
 
     def __init__(self, hit: Trigger, worlds: list[LiveWorld]) -> None:
         self._hit, self._step, self._seen, self._count = hit, -1, 0, 0
@@ -122,7 +121,6 @@ class Requests:
             world.observers.append(self._observe)
 
     def begin(self, step: int) -> None:
-        """Report that a step begins."""
         if step == job.FAULT_AT:
             self._count = self._seen
         self._step, self._seen = step, 0

@@ -1,6 +1,6 @@
-"""Changes checkpoints, as by accident or on purpose, before one process loads them.
+"""Changes checkpoints, as an accident or an attacker would, before one process loads them.
 
-All it knows of a checkpoint's format is that it is a folder of files; ``forging`` knows more.
+To this module a checkpoint is just a folder of files; ``forging`` knows the format.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
     "files named outside the folder": forging.climb_out,
     "the disk is full while saving": None,
 }
-"""Changes to a checkpoint of four ranks before one process loads it. If no function is given, the change
-happens while it is saved."""
+"""Changes to a checkpoint of four ranks before one process loads it; None if ``tampered`` makes the change
+during the save."""
 
 
 def tampered(case: Case, saves: Path, folder: Path) -> Seen:
@@ -125,7 +125,7 @@ def tampered(case: Case, saves: Path, folder: Path) -> Seen:
 
 
 def _loaded(folder: Path, begun: float) -> Seen:
-    """Load; if the load is refused, compare with the state before it, otherwise with the oracle."""
+    """Load. If it is refused, the tensors must be unchanged; otherwise they must equal the oracle's."""
     sentinel = folder.parent / SENTINEL
     model, both = saved_job.build("", None)
     model.fill(OTHER)
@@ -146,7 +146,7 @@ def _loaded(folder: Path, begun: float) -> Seen:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Catch the tracebacks that a library logs, since a user at a terminal would see them."""
+    """Collect what libraries log, because a user at a terminal would see it."""
     found: list[str] = []
     handler = logging.Handler()
     handler.setFormatter(logging.Formatter())
@@ -166,7 +166,7 @@ def _said(error: Exception, begun: float, **more: Any) -> Seen:
 
 
 def _full_disk(case: Case, folder: Path, begun: float) -> Seen:
-    """Save with a limit on file size, which looks like a full disk to the writer."""
+    """Save with a limit on file size, which a writer cannot distinguish from a full disk."""
     model, both = saved_job.trained("", None, OLD)
     seen = Seen(seconds=0.0)
     try:

@@ -1,4 +1,4 @@
-"""The program of ranks that ``torchrun`` starts; one rank is struck. It takes a case and a folder."""
+"""The program of ranks that ``torchrun`` starts; its arguments are a case and a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from .strikes import Gift, suffer
 
 
 def main(case: str, folder: str) -> None:
-    """Join the other ranks, and run the case."""
     told = Case(**json.loads(case))
     seat = join_torchrun("gloo", TIMEOUT)
     record = suffer(seat.rank, told, Gift(told, folder), folder)

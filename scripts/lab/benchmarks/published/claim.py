@@ -1,7 +1,4 @@
-"""The record of one published figure, and its comparison with this package's figure.
-
-Knows only numbers and words; every claim brings a function that computes our figure.
-"""
+"""The record of one published figure, and its comparison with this package's figure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any, Literal
 from muon_tutorial.errors import UsageError
 
 Kind = Literal["counted", "computed", "seconds"]
-"""Our side is exact arithmetic, a computation on random matrices, or a prediction from a machine's file."""
+"""How our figure is made: by exact arithmetic, on random matrices, or predicted from a machine's file."""
 Given = Literal["all", "some"]
 Unit = Literal["×", "%", "ms", "MB", "GiB", ""]
 
@@ -28,11 +25,11 @@ TOLERANCE = 0.25
 class Claim:
     """A figure that somebody published.
 
-    ``published`` is the number, as a fraction if ``unit`` is "%"; None if only words were published, which
-    ``said`` then holds. ``given`` says whether everything that decides the figure was published (shapes; for
-    seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in. ``ours`` computes
-    our side. ``why`` explains a difference, and is a function if the explanation contains figures. If the
-    figure also states a direction, it lies ``above`` or ``below`` that number.
+    ``published`` is the number, as a fraction if ``unit`` is "%". If only words were published, it is None
+    and ``said`` holds the words. ``given`` says whether ``all`` that decides the figure was published
+    (shapes; for seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in.
+    ``ours`` computes our figure. ``why`` explains a difference; it is a function if the explanation contains
+    figures. If the figure also states a direction, it lies ``above`` or ``below`` that number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.
@@ -58,7 +55,7 @@ class Claim:
             raise UsageError(f"{self.what}: {self.published} does not lie {side}")
 
     def holds_for(self, number: float) -> bool | None:
-        """Whether the statement is true for a number; None if no number could make it false."""
+        """Whether the claimed direction holds for a number; None if the claim has no direction."""
         if self.above is None:
             return None if self.below is None else number < self.below
         return number > self.above
@@ -77,8 +74,8 @@ class Claim:
 def read_claims() -> tuple[Claim, ...]:
     """The claims of ``claims.json``, in its order.
 
-    There, a list names a function of this package, as module and name, and its arguments. ``from`` tells a
-    reader how a published number was computed.
+    There, a list stands for a call: ``["module.function", arguments …]``, of a module of this folder.
+    ``from`` tells a reader how a published number was computed.
     """
     held = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
     claims = []
@@ -99,20 +96,20 @@ def _called(call: list[Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and our computed figure. ``ratio`` is ours over the published one, None if there is none."""
+    """A claim and our computed figure. ``ratio`` is our number over the published number; None if no number
+    was published."""
 
     claim: Claim
     ours: float
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the published figure."""
         published = self.claim.published
         return self.ours / published if published else None
 
     @property
     def same_sign(self) -> bool | None:
-        """Whether ours points in the same direction; None if no other direction was possible."""
+        """Whether our figure has the claimed direction; None if the claim has no direction."""
         return self.claim.holds_for(self.ours)
 
     @property

@@ -1,6 +1,6 @@
 """Machines for hardware that has no file of its own: the A100's file, scaled by datasheets.
 
-A rate is the same fraction of the device's peak as in the A100's file, for a product or copy of that size. So
+Each product or copy is assumed to reach the same fraction of the device's peak as in the A100's file. So
 nothing is fitted to the published figures.
 """
 
@@ -14,16 +14,16 @@ from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine, Rates
 
 REACHED = 0.8
-"""The fraction of a link's bandwidth inside a node that is reached, as machine files assume for NVLink."""
+"""A link inside a node reaches this fraction of its bandwidth. Machine files assume the same for NVLink."""
 
 A100_PEAK, A100_MEMORY = 312e12, 2.039e12
 
 
 def machine_of(name: str) -> Machine:
-    """One node of the devices with this name in ``datasheets.json``.
+    """One node of devices, from the entry of this name in ``datasheets.json``.
 
-    A datasheet gives dense bf16 operations per second (``peak``), the memory's bytes per second, and the
-    bytes per second in each direction on the link to the other devices.
+    An entry gives ``peak``, dense bf16 operations per second; ``memory``, the memory's bytes per second; and
+    ``link``, bytes per second in each direction between devices.
     """
     sheet = json.loads(Path(__file__).with_name("datasheets.json").read_text(encoding="utf-8"))[name]
     base = find_machine("a100-infiniband")

@@ -1,4 +1,4 @@
-"""Published figures of bytes, collectives and balance: the plan decides them, on any hardware."""
+"""Published figures of bytes, collectives and balance, which follow from the plan on any hardware."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def moonlight() -> tuple[Matrix, ...]:
 
 
 def in_one(builder: Builder, matrices: Sequence[Matrix], grid: Grid) -> Plan:
-    """A plan whose matrices all travel together, as published; this is not the default."""
+    """A plan that sends all matrices in one round, as the published methods do. Our default is several
+    rounds."""
     return builder(matrices, grid, round_bytes=ONE_LIST)
 
 
@@ -45,14 +46,15 @@ def _sent(plan: Plan, rank: int) -> Counter[str]:
 
 
 def upper_bound() -> float:
-    """Distributed Muon's bytes over ZeRO-1 AdamW's if whole buckets are gathered."""
+    """Bytes of Distributed Muon that gathers whole buckets, over bytes of ZeRO-1 AdamW."""
     dense = [matrix for matrix in moonlight() if "experts" not in matrix.name]
     sent = _sent(in_one(zero1, dense, Grid.of(dp=DP)), 0)
     return sum(sent.values()) / (sent["gradient reduce_scatter"] + sent["parameter all_gather"])
 
 
 def lower_bound() -> float:
-    """The same, if one list is cut and only matrices that straddle a cut are gathered; a mean over ranks."""
+    """The ratio of ``upper_bound`` if only matrices that lie on several ranks are gathered; a mean over
+    ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders
@@ -63,7 +65,7 @@ def lower_bound() -> float:
 def straddling(bucket: int = ONE_LIST) -> float:
     """The fraction of the matrices that must be gathered, because they lie on several ranks.
 
-    ``bucket``: the bytes of gradients in a list that dp cuts as a whole. Megatron-LM's default is
+    ``bucket``: bytes of gradients in a bucket, which dp cuts into slices. Megatron-LM's default is
     ``max(40_000_000, 1_000_000 * DP)`` elements, here in fp32 (its ``distributed_data_parallel.py``).
     """
     ends = accumulate(4 * matrix.numel for matrix in moonlight())
@@ -92,7 +94,7 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """In both domains together: gather-and-repeat's collectives over those with one home rank per matrix."""
+    """Collectives if every rank gathers every matrix, over collectives with owners; of both domains."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
@@ -100,7 +102,8 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` moves besides gradients and parameters, over those to gather every matrix."""
+    """Bytes that ``layerwise`` sends besides gradients and parameters, over the bytes of gathering every
+    matrix."""
     own = [Matrix(i, f"layer {i}", (256, 256)) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
@@ -109,9 +112,10 @@ def step_moves_nothing() -> float:
 
 
 def submatrices(D: int) -> list[Matrix]:
-    """The part of eight layers of width 5120 that Dion2 orthogonalizes: a quarter of the rows, in D shards.
+    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, in D shards.
 
-    The published all_to_alls state the shapes: on two ranks, 640 of 5120 and 2560 of 20480 rows per rank.
+    The shapes follow from the published all_to_alls: each of two ranks sends 640 rows of a matrix with 5120
+    rows, and 2560 rows of one with 20480.
     """
     shapes = [(1280, 5120)] * 32 + [(5120, 5120)] * 16
     cuts = (("dp", Shard(0)),) if D > 1 else ()

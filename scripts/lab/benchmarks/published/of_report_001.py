@@ -26,12 +26,11 @@ DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16}
 
 @cache
 def traced() -> dict[str, TraceSummary]:
-    """The data read from the report's traces."""
     return packaged_summaries()
 
 
 def like_for_like() -> float:
-    """Bytes of ZeRO-1 Muon over those of ZeRO-1 AdamW on the report's grid, including the gather over tp."""
+    """Bytes of ZeRO-1 Muon over bytes of ZeRO-1 AdamW on the report's grid, including the gather over tp."""
     sizes = step_sizes(traced()["adamw"], traced()["muon"])
     return float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw())
 
@@ -42,12 +41,12 @@ def kernels(name: str) -> float:
 
 
 def kernels_over_adamw() -> float:
-    """The same, Muon's over AdamW's."""
+    """Muon's ``kernels`` over AdamW's."""
     return kernels("muon") / kernels("adamw")
 
 
 def communicating(name: str) -> float:
-    """Predicted milliseconds per step of the same collectives on the author's link."""
+    """Predicted milliseconds per step of a run's collectives, on the link that the author has."""
     grid = Grid.of(dp=2, tp=2)
     walks = [_collectives(traced()[name].collectives, grid.at(rank)) for rank in grid.ranks]
     run = TimedWorld(grid, machine_of("RTX A4000")).run(walks)
@@ -55,12 +54,12 @@ def communicating(name: str) -> float:
 
 
 def communicating_over_adamw() -> float:
-    """The same, Muon's over AdamW's."""
+    """Muon's ``communicating`` over AdamW's."""
     return communicating("muon") / communicating("adamw")
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """One step's collectives: over all ranks, or with each gather over its own axis, dp's first."""
+    """The collectives of one step: over all ranks, or the first over dp and the second over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
@@ -69,9 +68,9 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 
 
 def overlapped() -> float:
-    """Seconds of a step with a window of three over those with a window of one, for the largest matrix.
+    """Seconds of a step with a window of three over seconds with a window of one, for the largest matrix.
 
-    That matrix is 92 % of the model, so there is one bucket.
+    This matrix is 92 % of the model, so one bucket with it alone is planned.
     """
     return _step(window=3) / _step(window=1)
 

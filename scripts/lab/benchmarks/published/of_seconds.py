@@ -1,4 +1,4 @@
-"""Published figures of a step's seconds. Ours follow from machine files that were not fitted to them."""
+"""Published seconds of a step. Our figures follow from machine files that were not fitted to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .of_work import operations
 
 @cache
 def once_against_repeated() -> float:
-    """Seconds of gather-and-repeat over those with one home rank per matrix, for dense ones plus experts."""
+    """Seconds if every rank gathers and repeats every matrix, over seconds with one owner per matrix."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
     layers = len(experts) // 48  # equal layers, so one is walked for all
@@ -42,9 +42,10 @@ def once_against_repeated() -> float:
 
 
 def two_dies() -> float:
-    """Throughput of two devices over that of one, with the same tokens per device and gather-and-repeat.
+    """Throughput of two devices over throughput of one, with the same tokens per device.
 
-    The share of Newton–Schulz on one device was published; forward and backward take the rest of that step.
+    Both devices gather and orthogonalize every matrix. The published share of Newton–Schulz in one device's
+    step gives the seconds of forward and backward.
     """
     machine, share = machine_of("MI250 die"), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
@@ -65,7 +66,7 @@ def planned(model: str, grid: str, machine: Machine) -> ModelPlan:
 
 @cache
 def on_b200s(model: str, grid: str) -> ModelPlan:
-    """The same on B200s."""
+    """``planned`` on B200s."""
     return planned(model, grid, find_machine("b200-infiniband"))
 
 
@@ -96,7 +97,7 @@ def added_part(model: str, gpus: int, muon_rate: float, grid: str) -> float:
 
 @cache
 def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: float) -> str:
-    """Which of the machine's numbers explain the difference, found by changing some and keeping the rest."""
+    """Which of the machine's numbers explain the difference: some are changed, and the rest are kept."""
     machine, step = find_machine("b200-infiniband"), step_of(model, gpus, muon_rate)
     fast = Link(1e15, 0.0)
     best = {dtype: (max(rates),) for dtype, rates in machine.gemm.items()}
@@ -116,8 +117,8 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
 def grug(nodes: int, steps: int, homes: int = 1) -> float:
     """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
-    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. With several
-    ``homes``, each node keeps its share of whole matrices instead.
+    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. With ``homes``
+    nodes that each keep whole matrices, a node has only its share of the work.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32
@@ -130,10 +131,10 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 
 
 def awaited_at_the_end() -> float:
-    """On eight A100s: seconds of a step that awaits all_gathers one by one, over one that awaits all last.
+    """Seconds of a step that waits for each all_gather, over seconds of a step that waits only at the end.
 
-    As in KellerJordan/Muon, parameters are sorted by size; each rank steps one of every eight, and those
-    eight are gathered.
+    Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of eight parameters,
+    each rank steps one, and an all_gather sends the eight results to all ranks.
     """
     return _stepped(in_flight=1) / _stepped(in_flight=10**6)
 

@@ -1,6 +1,6 @@
-"""Published figures of the update itself: its error if the wrong matrices are orthogonalized.
+"""Published figures of the update: its error if shards, or fused matrices, are orthogonalized instead.
 
-Ours are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
+Our figures are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from muon_tutorial.newton_schulz import DEFAULT_STEPS, KELLER_JORDAN
 
 
 def quintic(X: Tensor, steps: int = DEFAULT_STEPS) -> Tensor:
-    """Newton–Schulz's products in the dtype of X, whose norm is at most 1."""
+    """Newton–Schulz in the dtype of X. The norm of X must be at most 1."""
     a, b, c = KELLER_JORDAN
     for _ in range(steps):
         A = X @ X.mT
@@ -21,7 +21,7 @@ def quintic(X: Tensor, steps: int = DEFAULT_STEPS) -> Tensor:
 
 
 def orthogonalized(G: Tensor, parts: int = 1) -> Tensor:
-    """A matrix's blocks of rows, each orthogonalized alone."""
+    """Orthogonalize each of ``parts`` blocks of rows alone."""
     if parts > 1:
         return torch.cat([orthogonalized(part) for part in G.chunk(parts)])
     X = G / G.norm()
@@ -40,24 +40,27 @@ def sharded_off() -> float:
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Updates of gate above up, (688 + 688) × 256, as one matrix and each alone; gate's G is scaled."""
+    """Updates of gate stacked on up, (688 + 688) × 256: orthogonalized as one, and each alone.
+
+    Gate's gradient is multiplied by ``scale``.
+    """
     G = gaussian(1376, 256)
     G[:688] *= scale
     return orthogonalized(G), orthogonalized(G, 2)
 
 
 def fused_off() -> float:
-    """The distance of the fused update from the separate ones, over the fused one's norm."""
+    """The distance between the fused update and the separate updates, over the fused update's norm."""
     fused, apart = gate_and_up()
     return float((fused - apart).norm() / fused.norm())
 
 
 def part_of_norm(scale: float, first: int) -> float:
-    """The norm of the fused update's rows from ``first`` on, over their norm in the separate updates."""
+    """The norm of the fused update's rows from ``first`` on, over their norm if they are updated alone."""
     fused, apart = gate_and_up(scale)
     return float(fused[first:].norm() / apart[first:].norm())
 
 
 def norm_apart() -> float:
-    """The norm of the two separate updates, over the fused update's."""
+    """The norm of the two separate updates together, over the norm of the fused update."""
     return 1 / part_of_norm(1.0, 0)

@@ -1,4 +1,4 @@
-"""Published figures of Newton–Schulz's work: operations relative to a training step's, and time on a GPU."""
+"""Published figures of Newton–Schulz's work: its part of a training step, and its time on a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operations(shape: ModelShape) -> int:
 
 
 def overhead(model: str, tokens: int) -> float:
-    """Newton–Schulz's operations over forward's and backward's, which are 6 per token and element."""
+    """Newton–Schulz's operations over the operations of forward and backward (6 per token and element)."""
     shape = find_model(model)
     return operations(shape) / (6 * shape.hidden * tokens)
 
@@ -60,29 +60,29 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of one step over those of a step that computes only half of its two symmetric products."""
+    """Operations of an iteration, over its operations if only half of both symmetric products is computed."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """Gather-and-repeat's square products over those of a rank if ranks share all products except A²."""
+    """Square products on a rank if ranks share none of them, over its products if ranks share all but A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
 @cache
 def on_h100(D: int) -> TimedRun:
-    """``owner``'s step over the rows that Dion2 selects, on D GPUs of a node."""
+    """A step of ``owner`` with the matrices that Dion2 orthogonalizes, on D GPUs of a node."""
     return walk_ranks(in_one(owner, submatrices(D), Grid.of(dp=D)), find_machine("h100-infiniband"))
 
 
 def products_on_h100() -> float:
-    """Milliseconds of that step's products on one GPU."""
+    """Milliseconds of products in ``on_h100``'s step on one GPU."""
     return on_h100(1).total("product", 0) * 1e3
 
 
 def step_on_h100s() -> float:
-    """Milliseconds of that step on four GPUs."""
+    """Milliseconds of ``on_h100``'s step on four GPUs."""
     return on_h100(4).seconds * 1e3
 
 
@@ -94,7 +94,7 @@ def batched() -> float:
 
 
 def _seconds(G: torch.Tensor) -> float:
-    """Seconds of five steps in bf16, batched if ``G`` is a batch; our default takes matrices one by one."""
+    """Seconds of five iterations in bf16; a batch is iterated as one."""
     with Work(find_machine("a100-infiniband")) as work:
         quintic(G.bfloat16())
     return sum(work.take())
