@@ -14,9 +14,9 @@ from .exhaustive import is_left_out
 
 
 def wait_while_another_compiles() -> IO[str] | None:
-    """Return a lock if no other process of this checkout collects tests now; else wait until it has.
+    """Return a lock if no other process of this checkout collects tests; else wait until that one is done.
 
-    The first one compiles, and keeps, what all of them import; together they would compile it three times.
+    The first process compiles the modules that all of them import; without the wait, each would compile them.
     """
     lock = open(__file__)  # noqa: SIM115
     try:

@@ -81,7 +81,6 @@ def own_param(whole: Tensor, cut: Placement, at: Coordinate) -> torch.nn.Paramet
 
 
 def own_params(case: Case, at: Coordinate) -> list[torch.nn.Parameter]:
-    """One rank's parameters."""
     return [own_param(whole, cut, at) for whole, cut in zip(whole_matrices(case), case.cuts, strict=True)]
 
 
@@ -94,7 +93,6 @@ def give_gradients(
 
 
 def options(case: Case) -> dict:
-    """The optimizer's arguments."""
     return {"lr": 0.02, "nesterov": case.nesterov, "adjust_lr_fn": case.adjust_lr_fn}
 
 

@@ -1,10 +1,10 @@
-"""What lessons are made of. It only observes, and starts no processes except the ranks that a lesson runs.
+"""The code of the lessons. It only watches the optimizer, and starts no processes but a lesson's ranks.
 
 =================  =========================================================================================
 the_grid, …        a folder per notebook: what it runs on ranks, its pictures, its exercises
 exercises          judge: checks answers and gives hints; on_real_ranks: the same for answers that ranks run
-pictures           picture: a self-contained ``<img>`` with alt text; holdings, spectra: what is drawn
-widgets            controls over a picture; predict first, then reveal; a button for each rank
+pictures           picture: a self-contained ``<img>`` with alt text; holdings, spectra: shared drawings
+widgets            controls that redraw a picture; answers that appear after a prediction
 inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine
 course             the lessons in order and their links; the glossary
 lazy_names         the names of a lesson's files, imported when first asked for

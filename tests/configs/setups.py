@@ -76,12 +76,10 @@ def batch(step: int, part: int) -> Tensor:
 
 
 def hidden(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of a model."""
     return [param for param in model.parameters() if param.ndim == 2]
 
 
 def learn(model: nn.Module, tokens: Tensor) -> None:
-    """One backward pass."""
     model.zero_grad()
     model(tokens).pow(2).mean().backward()
 
@@ -107,7 +105,6 @@ def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """PyTorch's own tensor parallelism."""
     for module in model.modules():
         if isinstance(module, Block):
             parallelize_module(module, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})

@@ -83,8 +83,8 @@ REPLACED: dict[str, dict[str, Callable]] = {
 
 
 def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
-    """Configs with a name, and whether parameters are cut: own functions of both kinds in every window, a
-    helper's packed plan and its functions one by one, and a helper's with some functions replaced."""
+    """Yields a name, a config, and whether parameters are cut: own functions of both kinds in every window; a
+    helper's packed plan; its functions one by one; and a helper with some of its functions replaced."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     for later, shards in (("", True), ("", False), ("_later", True)):
         for count, side_by_side in product((0, 1, 2, 5), (True, False)):

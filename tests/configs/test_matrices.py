@@ -151,7 +151,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """Cut along ``dim``, or the last dimension if there are fewer; a convolution's columns count as one."""
+    """The cut along ``dim``, or the last dimension if there are fewer; a convolution's columns are one."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
@@ -225,7 +225,7 @@ def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
 
 
 def laid_out(lay: Callable[[int, Tensor], Tensor]) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """DTensors, laid out by a function of their index and their whole; and gradients like them."""
+    """DTensors that ``lay`` makes of an index and a whole tensor, and a function that sets such gradients."""
     params = [nn.Parameter(lay(index, whole(index, 0))) for index in range(len(KINDS))]
 
     def backward(step: int) -> None:

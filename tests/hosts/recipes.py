@@ -207,7 +207,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """A parameter's distance from the reference's, over how far the reference's moved: the largest ratio."""
+    """The largest ratio over parameters: distance from the reference's, over how far that one moved."""
     return max(
         (
             float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())
@@ -243,7 +243,7 @@ def differences(notes: Notes, reference: Notes) -> list[str]:
 
 HALVES = ("--batch", "4", "--accumulate", "4")
 MARGIN = 3
-"""A host's largest allowed distance over the control's: the worst matrix is a different one each time."""
+"""How many times the control's distance a host may be off: the worst matrix differs from run to run."""
 
 
 @dataclass(frozen=True, slots=True)

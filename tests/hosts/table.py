@@ -87,7 +87,6 @@ def as_markdown(rows: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Run everything and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         references, rows = References(Path(folder) / "alone"), []
         for name in sys.argv[1:] or ALL:

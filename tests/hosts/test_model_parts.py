@@ -131,7 +131,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def config_of(name: str, **sizes: Any) -> Any:
-    """The config of a tiny model of this type."""
     kind = transformers.CONFIG_MAPPING[name]
     known = kind()
     fits = {key: value for key, value in TINY.items() if hasattr(known, key)}

@@ -1,4 +1,4 @@
-"""Every widget that a lesson displays shows at every position a picture with alt text, and no error."""
+"""At every position of its controls, each widget of a lesson shows a picture with alt text, and no error."""
 
 from __future__ import annotations
 

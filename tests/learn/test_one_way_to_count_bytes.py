@@ -1,4 +1,4 @@
-"""The course counts bytes in one way: what one rank sends, on a ring. Whoever adds ranks up says so."""
+"""The course counts bytes in one way: what one rank sends, on a ring. A sum over ranks is called a sum."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec 
 
 
 def run(command: Sequence[object], **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command, and keep its output."""
     return subprocess.run([*map(str, command)], capture_output=True, text=True, **more)
 
 

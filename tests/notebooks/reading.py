@@ -26,7 +26,6 @@ def bold_terms(notebook: NotebookNode) -> list[str]:
 
 
 def parsed(page: Path) -> Any:
-    """The tree of an HTML page."""
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 

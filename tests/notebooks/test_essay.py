@@ -46,7 +46,6 @@ def soup(page: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def data(soup: Any) -> dict[str, Any]:
-    """The page's data."""
     return json.loads(soup.find(id="data").string)
 
 

@@ -1,4 +1,4 @@
-"""The site is complete: one command, one folder, links that lead to files in it; reference, workflow."""
+"""The site is complete: one command makes its folder, and its links, reference and workflow are right."""
 
 from __future__ import annotations
 

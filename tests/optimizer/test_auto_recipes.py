@@ -120,7 +120,7 @@ def test_other_groups_are_left_alone() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Replace measuring without a clock; notes the requested shapes."""
+    """Replace the measuring of a shape by fixed seconds; yields the list of shapes that were asked for."""
     asked: list[tuple[int, int]] = []
 
     def times(rows: int, columns: int, device: torch.device) -> ShapeTimes:

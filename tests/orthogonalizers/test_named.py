@@ -47,7 +47,7 @@ def samples(shape: tuple[int, int]) -> dict[str, Sample]:
 
 @cache
 def qualities(name: str, on_the_largest: bool) -> dict[tuple[tuple[int, int], str], Quality]:
-    """By shape and spectrum: on small matrices and, of the larger ones, on all or where it matters."""
+    """A recipe's qualities by shape and spectrum: on small matrices, and on the largest or critical ones."""
     places = [(shape, spectrum) for shape in SMALL for spectrum in SPECTRA]
     if on_the_largest:
         places += [(LARGEST, spectrum) for spectrum in SPECTRA]

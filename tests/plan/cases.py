@@ -40,7 +40,6 @@ class Case:
 
     @property
     def places(self) -> list[Coordinate]:
-        """All ranks."""
         return [self.grid.at(rank) for rank in self.grid.ranks]
 
     def copies(self, matrix: Matrix, *cut_axes: str) -> int:

@@ -57,7 +57,7 @@ def least_work(plan: Plan) -> tuple[float, float]:
 @pytest.mark.parametrize("limit", [1, ROUND_BYTES])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder: Builder) -> None:
-    """Also by ``zero1``, whose slices are equally long. The worst, 1.21: two halves cannot share a round."""
+    """``zero1``'s slices have equal lengths. The worst ratio is 1.21: two halves cannot share a round."""
     for shapes in (UNEQUAL, EXPERTS):
         made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(shapes)]
         plan = builder(made, Grid.of(dp=ranks), round_bytes=limit)

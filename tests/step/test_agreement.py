@@ -1,4 +1,4 @@
-"""The tiny flags exchanged in each step: missing and non-finite gradients end the same on every rank."""
+"""Each step's flags: missing and non-finite gradients lead to the same error on every rank."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def few_bits(seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("draw", [few_bits, random_gradients])
 def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """Exact if sums are exact; otherwise a sum of D floats rounds at most D − 1 times, the division once."""
+    """The mean is exact if sums are. Else a sum of D floats rounds at most D − 1 times, the division once."""
     dp = grid.size("dp")
     ranks, each = seated(grid), [draw(position) for position in range(dp)]
     ranks.give(*each)

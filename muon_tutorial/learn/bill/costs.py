@@ -1,4 +1,4 @@
-"""Lesson 10: what a step of Muon or AdamW costs one rank: bytes sent on rings, without gradient flags."""
+"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW. Gradient flags do not count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STRATEGIES: Mapping[str, Builder] = {
 Gather = Literal["all", "boundary"]
 BOUNDARY = "zero1, boundary"
 BUILDERS: Mapping[str, Builder] = {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
-"""The strategies, and ``zero1`` with a gather only at boundaries."""
+"""``STRATEGIES``, and ``zero1`` that gathers only the matrices on a boundary between slices."""
 LAYERS, WIDTH = 4, 768
 DTYPES = {
     "all fp32": (torch.float32, torch.float32),
@@ -67,7 +67,7 @@ def gpt_matrices(
 
 
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
-    """A plan of the three small matrices for each strategy, and one that gathers only at boundaries."""
+    """The plan of the three small matrices for each of ``BUILDERS``."""
     return {name: build(small_matrices(), Grid.of(dp=dp, tp=tp)) for name, build in BUILDERS.items()}
 
 
@@ -93,7 +93,7 @@ def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:
 
 
 def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
-    """The predicted bill of one rank, including the all_reduce of gradients if the plan expects averages."""
+    """AdamW's bill, Muon's bill, and the mean number of ranks at work on a matrix; ``size`` is in MB."""
     at = plan.grid.at(rank)
     sent = rows_of(predict(plan, at), rank)
     before = int(ddp_adamw(at.size("dp"), entries_of_rank(plan), _item(plan, "gradient")))
@@ -103,7 +103,7 @@ def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
 
 
 def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
-    """The bill of ZeRO-1 AdamW with the buckets of a ``zero1`` plan: two moments for each entry kept."""
+    """The bill of ZeRO-1 AdamW over the buckets of a ``zero1`` plan. Its state is two moments per entry."""
     at = plan.grid.at(rank)
     each = rho(at.size("dp")) * entries_of_rank(plan)
     travels = {"gradient reduce_scatter": "gradient", "parameter all_gather": "parameter"}
@@ -123,7 +123,7 @@ def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
 
 @cache
 def bills_at(dp: int, tp: int, dtype: str, gather: Gather, size: int) -> tuple[StepBill, StepBill, float]:
-    """AdamW's bill, Muon's bill, and the mean number of ranks on a matrix; buckets have ``size`` MB."""
+    """AdamW's bill, Muon's bill, and how many ranks work on a matrix on average; a bucket has ``size`` MB."""
     matrices, grid = gpt_matrices(dtypes=DTYPES[dtype]), Grid.of(dp=dp, tp=tp)
     plan = zero1(matrices, grid, gather=gather, round_bytes=size * 1_000_000)
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
@@ -132,5 +132,5 @@ def bills_at(dp: int, tp: int, dtype: str, gather: Gather, size: int) -> tuple[S
 
 
 def holders(matrix: tuple[int, int], length: int) -> range:
-    """The dp positions whose slice of ``length`` entries holds a part of a matrix."""
+    """The dp positions that hold a part of a matrix, if each keeps a slice of ``length`` entries."""
     return range(matrix[0] // length, (matrix[1] - 1) // length + 1)

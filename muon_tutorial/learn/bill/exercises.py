@@ -42,7 +42,7 @@ _BILL_HINTS = (
 
 
 def bill_exercise(dp: int, tp: int) -> Exercise:
-    """A bill by hand, compared with the plan's own on several grids, for two models."""
+    """The reader's bill is compared with the ledger's on several grids, for two models."""
 
     def judge(bill: Bill) -> Diagnosis | None:
         grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]

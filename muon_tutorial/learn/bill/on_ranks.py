@@ -1,4 +1,4 @@
-"""Lesson 10 on real ranks: each strategy's ledger and state of a step, and a gather of one shared matrix."""
+"""Lesson 10 on real ranks: bytes that each strategy sends and keeps, and a gather of one shared matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Counted:
 
 
 def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
-    """A step of the package's Muon for each strategy, counted. Must be called by all ranks."""
+    """Count a step of the package's Muon with each strategy. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return {name: _count(world, build, seed) for name, build in BUILDERS.items()}
@@ -38,7 +38,7 @@ def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
 
 
 Fetched = tuple[int, bool | None]
-"""Bytes that a rank sent for one matrix, and whether it then held all of it (None: not its work)."""
+"""Bytes that a rank sent for one matrix, and whether it then held all of it (None if it works on others)."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
@@ -49,7 +49,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     whole = torch.randn(total, generator=torch.Generator().manual_seed(seed)).bfloat16()
     length, place = total // dp, world.at["dp"]
     metas = plan.dist_meta(plan.grid.at(0))
-    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # the one in most slices
+    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # # the matrix in most slices
     start, stop = meta.global_range
     first, last = max(start, place * length), min(stop, (place + 1) * length)
     mine = whole[first:last]

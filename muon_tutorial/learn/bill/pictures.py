@@ -36,7 +36,7 @@ DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 
 def hero() -> Picture:
-    """The first picture: what one rank sends in a step of a small GPT, under AdamW and four ways of Muon."""
+    """The first picture: bytes that one rank sends in a step of a small GPT: AdamW, and Muon in four ways."""
     grid, matrices = Grid.of(dp=4, tp=2), costs.gpt_matrices()
     plans = {BOUNDARY: zero1(matrices, grid, gather="boundary"), "zero1": zero1(matrices, grid)}
     plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}
@@ -82,7 +82,7 @@ def draw_small_bills(dp: int, tp: int) -> Picture:
 
 
 def draw_boundary(dp: int, tp: int) -> Picture:
-    """A bucket of three matrices and its slices; and for two gathers, what rank 0 lacks and what it sends."""
+    """A bucket of three matrices and its slices. For two gathers: what rank 0 lacks, and what it sends."""
     plans = plans_of(dp, tp)
     [bucket] = plans["zero1"].buckets
     at = plans["zero1"].grid.at(0)

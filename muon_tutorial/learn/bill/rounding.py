@@ -41,7 +41,7 @@ def say_sum(seed: int, texts: int) -> str:
 
 
 def say_orders(seed: int, texts: int, orders: int = 20) -> str:
-    """Gradients of several texts, added in several orders in fp32: how often do the results differ?"""
+    """How often results differ, if the gradients of several texts are added in several orders in fp32."""
     parts = [local_gradients(seed, place) for place in range(texts)]
     draw = torch.Generator().manual_seed(seed)
     ways = [torch.randperm(texts, generator=draw).tolist() for _ in range(orders)]

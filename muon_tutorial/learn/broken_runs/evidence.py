@@ -1,4 +1,4 @@
-"""Lesson 15, evidence in a run's notes: the first rung that differs from the oracle, and waiting ranks."""
+"""Lesson 15: finds in a run's notes which result went wrong first, and which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .training_rank import RUNGS, STEPS
 
 ROUNDING = torch.finfo(torch.float32).eps
 LADDER = [(0, "start"), *((step, name) for step in range(1, STEPS + 1) for name in RUNGS[1:])]
-"""Step and name of every rung, from the start on."""
+"""Step and name of every rung (a result that ranks keep), in the order of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def rungs(run: TrainingRun) -> list[Rung]:
 
 
 def hash_of(results: Any) -> str:
-    """Six hex digits that stand for all bits of a rung."""
+    """Six hex digits of a hash over all bits of a rung."""
     raw = b"".join(each.numpy().tobytes() for each in results.values())
     return hashlib.sha256(raw).hexdigest()[:6]
 
@@ -52,8 +52,8 @@ def hash_of(results: Any) -> str:
 class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
-    ``of`` is the number of ranks with results for these matrices there. Of the worst matrix, ``ratio`` is its
-    norm over the oracle's, ``cosine`` that of both, ``off`` the largest difference over the largest entry.
+    ``of`` is the number of ranks that have results for these matrices there. The last three compare the worst
+    matrix with the oracle's: norm over norm, the cosine of both, largest difference over largest entry.
     """
 
     step: int
@@ -104,7 +104,7 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
 
 
 def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
-    """One rung in words, per rank and matrix: norm over the oracle's, cosine with it, largest difference.
+    """A table of one rung, by rank and matrix: norm over the oracle's norm, cosine, largest difference.
 
     Raises UsageError if the run has no such rung.
     """

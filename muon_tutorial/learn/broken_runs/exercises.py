@@ -1,4 +1,4 @@
-"""Exercises of lesson 15: predictions, waits, a ladder, and repairs, judged by a run of the repaired file."""
+"""Exercises of lesson 15: predictions, waiting ranks, the first wrong result, and repairs that are run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STORIES = {
     "F": "Without the underscores, the new momentum is computed and thrown away.",
     "G": "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
 }
-"""What is told of a mistake after the repair."""
+"""What the reader is told about a mistake once it is repaired."""
 LETTERS = tuple(letter for letter in PLANTED if len(letter) == 1)
 
 
@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two thresholds: of the losses by step and dp position, one is below the low, one above the high."""
+    """Two thresholds: of all steps' and dp positions' losses, one is below the first, one above the other."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -145,7 +145,7 @@ class Clinic:
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
-        """A broken file with line numbers, or one method of it; raises UsageError if there is no such one."""
+        """A broken file with line numbers, or one method of it; raises UsageError if it is not there."""
         lines = tuple(enumerate(self._text(name).splitlines(), 1))
         starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
         first = next((n for n, line in lines if line.startswith(f"    def {method}(")), 0)
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """Finds each rank and a rank of its last call, or any, whose log ``lacks`` something of its own."""
+    """Pairs each rank with ranks of its last call (or all) whose log ``lacks`` something of its own."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -330,7 +330,7 @@ Place = tuple[int, str, int] | None
 
 
 def _wrong(run: TrainingRun) -> list[tuple[int, str, int]]:
-    """Step, rung and rank of all differences from the oracle, from the top of the ladder."""
+    """Step, rung and rank of all differences from the oracle, in the order of training."""
     return [(rung.step, rung.name, rung.rank) for rung in rungs(run) if rung.wrong]
 
 
@@ -348,7 +348,7 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
     """A sound run with one last bit flipped at each (step, rung, rank).
 
-    It is in the first matrix for shares and gradients, and in the last matrix for other rungs.
+    In a share or a gradient, the bit is in the first matrix; in other rungs, it is in the last.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

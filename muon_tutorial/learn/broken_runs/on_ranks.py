@@ -1,4 +1,4 @@
-"""Lesson 15 on real ranks: a run of a loop given as text, every rank's notes, and the same in one process."""
+"""Lesson 15: trains on real ranks with a loop given as text, and in one process to compare with."""
 
 from __future__ import annotations
 

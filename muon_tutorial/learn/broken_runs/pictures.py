@@ -58,7 +58,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
         thick = 3.2 if marked else 1.5
         arrow(axes, start, stop, color=colour, linewidth=thick, mutation_scale=20, zorder=4, **ends)
-        along, aside = 0.42, 0.075  # where the arrow bends: how far along its way, and beside it
+        along, aside = 0.42, 0.075  # # where the arrow bends, in parts of its length: along it, and beside it
         bend_x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
         bend_y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
         box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
@@ -119,7 +119,7 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     for row, name in enumerate(CALLS):
         y = top + row * high
         write(axes, 16, y + high / 2 - 4, name, 11)
-        for group in (group for link, group in now.links if link == name):  # they have just called each other
+        for group in (group for link, group in now.links if link == name):  # ranks that have just called
             ends = [left + wide * (each + 0.5) for each in (group[0], group[-1])]
             axes.plot(ends, [y + high / 2 - 4] * 2, color=INK, linewidth=3, zorder=3)
         for each in range(ranks):
@@ -202,5 +202,5 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
 
 
 def moments_of(dp: int, tp: int) -> int:
-    """How many calls are answered in a step if no rank skips one; the last moment has this number."""
+    """How many calls a step has if no rank skips one, which is also the number of the last moment."""
     return len(film_of(dp, tp, 0, "log", "wrong")) - 1

@@ -1,9 +1,10 @@
 """The base of lesson 15's loop: its matrices and batches, its groups, and each rank's notes.
 
-tp cuts the rows of each matrix, dp copies them. A step gathers matrices over tp for the gradients of this dp
-position's data, averages these over dp (by a gather and a sum in the order of ranks, so bits are those of one
-process), and updates momentum. Matrix i belongs to dp position i modulo dp, which gathers its Newton–Schulz
-input over tp, orthogonalizes it, and shares its new rows over dp.
+tp cuts the rows of each matrix; dp positions hold copies. In a step, ranks gather the matrices over tp,
+compute gradients on their dp position's data, and average them over dp. They do so by a gather and a sum in
+the order of ranks, which has the bits of one process. Then they update the momentum. Matrix i is owned by dp
+position i modulo dp: its ranks gather the Newton–Schulz input over tp, orthogonalize it, and send their new
+rows to their dp group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LR, MEMORY, DECAY = 0.05, 0.9, 0.1
 RUNGS = ("start", "gradient", "average", "momentum", "input", "update", "share")
 """The results that a rank keeps, in the order of a step; "start" is the state before step 1."""
 CALLS = {"load": ("tp",), "average": ("dp",), "gather": ("tp",), "share": ("dp",), "log": ("dp", "tp")}
-"""The phases of a step in which ranks call each other, in the order of the program, and the axes of each."""
+"""The phases of a step that communicate, in order, each with the axes of its group."""
 
 Matrices = Mapping[str, Tensor]
 Batch = tuple[Tensor, Tensor]
@@ -63,7 +64,7 @@ def loss_and_gradients(weights: Matrices, batches: list[Batch]) -> tuple[float, 
 
 
 def rescale(shape: tuple[int, ...]) -> float:
-    """The factor that scales an update, which depends on the whole matrix's shape."""
+    """The factor that scales an update; ``shape`` is the whole matrix's."""
     return max(1.0, shape[0] / shape[1]) ** 0.5
 
 

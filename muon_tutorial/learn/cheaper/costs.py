@@ -1,7 +1,7 @@
 """Lesson 13: what a training step costs with AdamW and with Muon, and when Muon is cheaper.
 
-Nothing runs: bytes and memory follow from plans, and the planner computes seconds from a machine's file, for
-one model on one node. Forward and backward are the products with hidden matrices, at the rate of bf16.
+Nothing runs: bytes and memory follow from plans, and the planner computes seconds from a machine's file. One
+node trains one model. Of forward and backward, only products with hidden matrices are counted, in bf16.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..bill.costs import BOUNDARY, DTYPES, bill_of, gpt_matrices
 
 MODEL, RANKS = "llama-3.2-1b", 8
 machine = cache(partial(find_machine, "h100-infiniband"))
-"""The machine from whose file all seconds are computed."""
+"""The machine for which all seconds are computed."""
 ROUND_BYTES = 400_000_000
 STRATEGIES: Mapping[str, Builder] = {
     "zero1": partial(zero1, cut="bucket"),
@@ -78,7 +78,7 @@ def forward_backward(tokens: int) -> float:
 
 
 def say_steps() -> str:
-    """Seconds of forward and backward for small and large batches, and of the optimizers' steps, in words."""
+    """A table of seconds: forward and backward for small and large batches, and the optimizers' steps."""
     rows = [(f"forward and backward, {tokens:,} tokens", forward_backward(tokens)) for tokens in TOKENS[::3]]
     rows += [("AdamW's step, all fp32, at any batch", adamw_step("all fp32").seconds)]
     rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
@@ -105,7 +105,7 @@ class Setting:
 
     @property
     def muon(self) -> StepEstimate:
-        """Muon's step, with the link speed in the file."""
+        """Muon's step, at the link speed in the machine's file."""
         return muon_step(self.dtypes, self.strategy)
 
     @property
@@ -114,7 +114,7 @@ class Setting:
 
     @property
     def muon_seconds(self) -> float:
-        """Seconds that Muon trains for each of AdamW's steps, if both train to the same loss."""
+        """Seconds in which Muon reaches a loss, divided by the number of steps that AdamW takes to it."""
         return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
 
     @property
@@ -124,7 +124,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """The changes that lead from AdamW's number to Muon's; ``note`` says more about AdamW's number."""
+    """The changes that lead from AdamW's number to Muon's; ``note`` is written after AdamW's."""
 
     what: str
     unit: float
@@ -157,7 +157,7 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """The same changes, and the part of the total that fewer steps save."""
+    """``changes``, and the part of the total that fewer steps save."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
@@ -185,7 +185,7 @@ def _seconds(at: Setting) -> Waterfall:
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
 """The range in which a break-even is searched, relative to the file's bandwidth."""
 Lead = Callable[[float], float]
-"""Seconds by which Muon is ahead, by bandwidth."""
+"""At a bandwidth, the seconds by which Muon is ahead."""
 BreakEven = Callable[[Lead, float, float], float | None]
 
 
@@ -196,13 +196,13 @@ def lead(at: Setting, bandwidth: float) -> float:
 
 
 def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """The bandwidth at which a lead in seconds changes sign (linear in 1 / bandwidth); None if nowhere."""
+    """The bandwidth at which a lead, linear in 1 / bandwidth, changes sign; None if it does not."""
     turns = (lead(slowest) > 0) != (lead(fastest) > 0)
     return crossing(lead, slowest, fastest) if turns else None
 
 
 def crossing(lead: Lead, slowest: float, fastest: float) -> float:
-    """Where the lead's line over 1 / bandwidth is zero, even outside the range."""
+    """The bandwidth, also outside the range, at which a lead that is linear in 1 / bandwidth is zero."""
     slow, fast = lead(slowest), lead(fastest)
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)
@@ -268,7 +268,7 @@ def say_strategies(dp: int, tp: int) -> str:
 
 
 def _facts_of(plan: Plan, all_matrices: Sequence[Matrix]) -> str:
-    """How many copies a momentum entry has, how many ranks work on a matrix, and MB by what travels."""
+    """Columns for one strategy: copies of a momentum entry, ranks at work on a matrix, MB by what travels."""
     bills = [bill_of("", plan, rank) for rank in plan.grid.ranks]
     kept = sum(matrix.numel * matrix.dtype.itemsize for matrix in all_matrices)
     work = sum(len(plan.workers(matrix.index)) for matrix in all_matrices) / len(all_matrices)

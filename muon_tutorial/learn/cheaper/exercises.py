@@ -34,7 +34,7 @@ NAMES = ("AdamW", "zero1", "layerwise")
 
 
 def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
-    """The exercise's reference: bytes that a rank sends in a step, the mean of its dp group."""
+    """The exercise's reference: bytes that a rank sends in a step, on average over its dp group."""
     share = (dp - 1) * entries // dp
     return {"AdamW": 2 * share * item, "zero1": share * (2 * item + 2), "layerwise": 2 * share * item}
 
@@ -64,7 +64,7 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
 
 @cache
 def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes that a rank sends, the mean of the first dp group, according to the plans."""
+    """The bytes that a rank of the first dp group sends on average, according to the plans."""
     item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
     entries = length_of(dp, tp)
     found = {"AdamW": int(zero1_adamw(dp, entries, item, item))}
@@ -142,7 +142,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
 
 
 def _checked(step: StepOfAdamW) -> StepOfAdamW:
-    """The reader's step, whose errors become messages."""
+    """The reader's step; what it raises becomes a MistakeError, which is shown as a message."""
 
     def walk(*given: Any) -> Walk:
         asked = value_of(step, *given)
@@ -218,7 +218,7 @@ _HEADLINE_HINTS = {
 
 
 def headlines_exercise() -> Exercise:
-    """The exercise: the published headlines, and their values with each event counted once, on the GPU."""
+    """The exercise: the published ratios, and the same with each collective counted once, on the GPU."""
     asked = ((name, right, _HEADLINE_HINTS[name]) for name, right in right_headlines().items())
     return numbers(*asked, within=0.005)
 
@@ -265,7 +265,7 @@ def line(slope: float, rest: float) -> Lead:
 
 
 def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """A wrong break-even: it draws the lead as a straight line over the bandwidth itself."""
+    """A wrong break-even, which takes the lead to be linear in the bandwidth itself."""
     slow, fast = lead(slowest), lead(fastest)
     if (slow > 0) == (fast > 0):
         return None
@@ -309,7 +309,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
 
-    Raises UsageError if dp does not divide the bucket's entries, or is 1, so that nothing is sent.
+    Raises UsageError if dp is 1, so that nothing is sent, or if it does not divide the bucket's entries.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:

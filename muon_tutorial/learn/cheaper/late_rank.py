@@ -1,4 +1,4 @@
-"""Lesson 13: a step in which all ranks wait for one, on real ranks. Recording imports drawing code."""
+"""Lesson 13 on real ranks: all ranks wait for one. A file apart, because recording imports drawing code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDE = 512
 
 
 def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:
-    """Steps of ``round_robin``, all but the first recorded; rank 0's matrix is by far the largest."""
+    """Take steps of ``round_robin`` and record all but the first. Rank 0's matrix is by far the largest."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
@@ -31,7 +31,7 @@ def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: i
 
 
 def record_late(ranks: int, steps: int, seed: int, backend: str = "gloo") -> Timeline:
-    """Record steps that keep most ranks waiting, on real ranks with one clock."""
+    """Record ``step_late`` on real ranks, which share one clock."""
     with TemporaryDirectory() as folder:
         arguments = (ranks, steps, seed)
         run = record(step_late, ranks, Path(folder), args=arguments, backend=backend, output="quiet")

@@ -1,4 +1,4 @@
-"""Lesson 13 on ranks: the bytes of AdamW's step, whose transfers the reader writes, and of Muon's."""
+"""Lesson 13 on ranks: counts the bytes of an AdamW step that the reader writes, and of Muon's steps."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
 
 
 def adamw(weights: Tensor, mean: Tensor) -> Tensor:
-    """New weights after AdamW's first step, from the mean gradient; elementwise, so any slice will do."""
+    """New weights after AdamW's first step, from the mean gradient. All is elementwise, so slices will do."""
     moment, square = (1 - BETAS[0]) * mean, (1 - BETAS[1]) * mean**2
     update = (moment / (1 - BETAS[0])) / ((square / (1 - BETAS[1])).sqrt() + EPS)
     return weights * (1 - LR * DECAY) - LR * update
 
 
 def adamw_step(gradients: Tensor, weights: Tensor, bucket: Bucket, at: Coordinate) -> Walk:
-    """The exercise's reference: ZeRO-1 AdamW's step over a bucket; returns all of its weights."""
+    """The exercise's reference: ZeRO-1 AdamW's step over a bucket; returns all weights of the bucket."""
     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
     fresh = adamw(weights, summed / bucket.summands)
     return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
@@ -46,7 +46,7 @@ def matrices_of(dtype: torch.dtype) -> list[Matrix]:
 
 
 def plan_of(dp: int, tp: int, dtype: torch.dtype = torch.float32) -> Plan:
-    """The plan of all three in one bucket, cut over dp as in ZeRO-1."""
+    """A ``zero1`` plan of the three matrices."""
     return zero1(matrices_of(dtype), Grid.of(dp=dp, tp=tp))
 
 
@@ -62,7 +62,7 @@ def pieces(at: Coordinate, dtype: torch.dtype, seed: int) -> list[tuple[str, tor
 
 
 def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Bucket]:
-    """The inputs of AdamW's step: the rank's flat gradients (whole), its slice of the weights, the bucket."""
+    """The inputs of AdamW's step: the rank's own gradients, flat; its slice of the weights; the bucket."""
     [bucket] = plan_of(at.size("dp"), at.size("tp"), dtype).buckets
     length = bucket.length(bucket.model_layout, at)
     grads, params = torch.zeros(2, length, dtype=dtype)
@@ -75,13 +75,13 @@ def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tens
 
 
 def walk_adamw(step: StepOfAdamW, at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
-    """A step as a walk; returns ``...`` if it is still a stub."""
+    """A step as a generator of requests; returns ``...`` if it is still a stub."""
     asked = step(*buffers(at, dtype, seed), at)
     return (yield from asked) if hasattr(asked, "send") else asked
 
 
 def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple[list[Any], Ledger]:
-    """AdamW's step in the stepping world: what each rank returns, and the ledger of all ranks."""
+    """AdamW's step on all ranks in this process: what each rank returns, and the ledger of all ranks."""
     world, ledger = LocalWorld(Grid.of(dp=dp, tp=tp)), Ledger()
     world.observers.append(ledger)
     walks = [walk_adamw(step, world.grid.at(rank), torch.float32, seed) for rank in world.grid.ranks]
@@ -101,7 +101,7 @@ Counted = Mapping[str, Mapping[str, Sent]]
 
 
 def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
-    """The sum of a ledger's entries, except flags and entries that are sent only along tp."""
+    """The sum of a ledger's entries, without gradient flags and without what is sent only along tp."""
     along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
     return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
 
@@ -132,7 +132,7 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
 
 
 def mean_of_group(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
-    """The bytes that a rank of the first dp group sent, as a mean."""
+    """The bytes that a rank of the first dp group sent on average."""
     group, found = counted[::tp], dict[str, dict[str, Sent]]()
     for dtype, names in group[0].items():
         found[dtype] = {}

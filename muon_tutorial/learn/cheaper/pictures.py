@@ -49,7 +49,7 @@ def _said(fewer: float) -> str:
 
 
 def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
-    """Draw one waterfall from ``y`` down; returns it in words."""
+    """Draw one waterfall below ``y``, and return it in words."""
     cheaper = "Muon" if fall.times < 1 else "AdamW"
     winner = "a tie" if math.isclose(fall.times, 1.0, abs_tol=0.005) else f"{cheaper} is cheaper"
     write(axes, 16, y + 8, fall.what, 12, weight="bold")
@@ -92,7 +92,7 @@ def explore_costs(live: bool = True) -> Shell | Picture:
 
 
 def draw_turns(at: Setting) -> Picture:
-    """Which optimizer is ahead, by tokens per step, strategy and link: the whole film in one picture."""
+    """Which optimizer is ahead, by tokens per step, strategy and link speed."""
     columns = [(strategy, LINKS[link]) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
     wide, high, left, top = 112, 30, 190, 92
     title = f"Muon's time over AdamW's, {at.dtypes}, {_said(at.fewer)}"

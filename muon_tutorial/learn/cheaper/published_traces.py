@@ -1,7 +1,7 @@
-"""A published reproduction report: the numbers in four of its traces, with each collective counted once.
+"""Numbers from four traces of a published report, with each collective counted once.
 
-"Reproducing and Validating Distributed Muon" published them (``SOURCE``); ``report_001.json`` holds what was
-read from four. ``python -m scripts.lab.report_001`` reads the traces again and checks every published figure.
+The report is "Reproducing and Validating Distributed Muon"; its traces are at ``SOURCE``. The numbers are in
+``report_001.json``. ``python -m scripts.lab.report_001`` reads the traces again and checks every figure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ MB = 1e6  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """The numbers of one trace, each collective counted once; nanoseconds over all ``steps`` together.
+    """The numbers of one trace, each collective counted once; times are nanoseconds over all ``steps``.
 
-    ``matched`` is every name in the published sums. ``full_step`` and ``launch`` (the optimizer's call) are
-    annotations on the CPU's track, ``optimizer`` on the GPU's. ``gpu_span`` is from the GPU's first event to
-    its last; in ``busy`` it did anything, in ``computing`` and ``communicating`` it ran such kernels.
+    ``matched`` are the names that the report added up. The CPU's track has the annotations ``full_step`` and
+    ``launch`` (the optimizer's call), the GPU's has ``optimizer``. ``gpu_span`` goes from the GPU's first
+    event to its last. Within it, any event ran for ``busy``; ``computing`` and ``communicating`` count only
+    kernels of that sort.
     """
 
     file: str
@@ -55,7 +56,7 @@ class TraceSummary:
 
     @property
     def times_counted(self) -> float:
-        """How many events with a ``matched`` name there are for each collective."""
+        """How many events with a ``matched`` name a collective has on average."""
         return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
 
 
@@ -84,8 +85,8 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 class StepSizes:
     """Elements that one rank moves in a step, from the sizes in the traces.
 
-    ``world`` ranks train the ``whole`` model; tp leaves each a ``shard``, which ``ranks`` (2 of the 4) divide
-    over dp; ``straddling`` is what a rank receives to complete the matrix that its slice shares with others.
+    ``world`` ranks train the ``whole`` model. tp leaves each rank a ``shard``, and ``ranks`` of them (2 of 4)
+    divide it over dp. To complete a matrix on a boundary between slices, a rank receives ``straddling``.
     """
 
     world: int
@@ -108,7 +109,7 @@ class StepSizes:
 
 
 def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
-    """The sizes, as given by the traces' own collectives."""
+    """The sizes that follow from the collectives in the two traces."""
     slices, straddling = muon.collectives
     return StepSizes(
         world=adamw.devices,

@@ -95,7 +95,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, whose sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
+    """One message. Its sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int
@@ -129,7 +129,7 @@ class MessageLog:
 
 
 def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
-    """The messages of a ring all_reduce, computed without processes; only their times differ from a run's."""
+    """The messages of a ring all_reduce, computed without processes. A round takes a second."""
     found = []
     for step, sender in itertools.product(range(2 * (ranks - 1)), range(ranks)):
         piece = (sender - step - 1) % ranks

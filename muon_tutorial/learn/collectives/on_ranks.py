@@ -108,7 +108,7 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
 def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., Any]) -> str:
     """Rank 0's bytes in an all_reduce and its halves: counted, and by formula(kind, entries, size, ranks)."""
     ranks = total.ranks
-    half = total.messages_sent(0) - (ranks - 1)  # the gather comes last, with one message per piece
+    half = total.messages_sent(0) - (ranks - 1)  # the all_gather comes last, in ranks - 1 messages
     entries, size = ranks * NUMEL, dtype.itemsize
     counted: dict[Kind, int] = {
         "reduce_scatter": total.bytes_sent(0, last=half),

@@ -47,7 +47,7 @@ def hero() -> Picture:
 
 
 def draw_ladder(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
-    """What each rank holds after every round, and the messages in between; without rounds after ``last``."""
+    """What each rank holds after each round, and messages between; rounds after ``last`` stay empty."""
     last = run.rounds if last is None else last
     width = round(max(_LEFT + _RIGHT + _pitch(run.ranks) * run.ranks, 540))
     figure, axes = blank(width, round(_y(run.rounds) + _STRIP + 16))
@@ -198,14 +198,14 @@ class _Ring:
 
 
 def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
-    """A switch per rank, a film of the switches' effect, and below the film the outcome on real ranks."""
+    """A switch for each rank, and a film of what they lead to; below it, the outcome on real ranks."""
     options: dict[str, First] = {"send first": "send", "receive first": "receive"}
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
     return play(partial(draw_setting, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
 
 
 def draw_setting(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
-    """The ring after ``moment`` moments: messages that have passed, what each rank does, and how it ended."""
+    """The ring after ``moment`` moments: which messages passed, what ranks do, and how real ranks ended."""
     ring = _Ring(tuple(firsts[f"rank_{rank}"] for rank in range(SWITCHES)), moment)
     figure, axes = blank(_WIDE, _HIGH)
     heading(axes, f"After {moment} moment{'s' * (moment != 1)}", _DASHED)

@@ -34,19 +34,18 @@ _TERMS = """\
 process | 00 | A running program with its own memory. No other process can look into it.
 rank | 00 | The number of a process among those that train together. Also that process itself.
 tp | 00 | Tensor parallel: the axis of the grid along which a weight is cut, by columns or by rows.
-dp | 00 | Data parallel: the axis along which a weight is copied. Each rank on it sees other data.
+dp | 00 | Data parallel: the axis along which a weight is copied. Each rank along it sees different data.
 layout | 00 | Who holds what of a tensor. W[I, J_tp]: tp cuts the columns; an axis not named holds copies.
 momentum | 00 | A running average of past gradients, as large as the weight.
-ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, so no rank keeps a copy.
-must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
-    others hang.
+ZeRO | 00 | A way to save memory: the optimizer's state is cut along dp, so no two ranks keep the same part.
+must call | 00 | Ranks that must call a function wait for each other in it: if one stays away, the rest hang.
 orthogonalize (orthogonalizing) | 00 | To keep a matrix's directions and make all equally loud: UVᵀ in place
     of U S Vᵀ.
 singular values | 01 | One number for each direction of a matrix: how loud it is, or how far it stretches an
     input.
 SVD | 01 | Singular value decomposition: takes a matrix apart into directions and singular values, U S Vᵀ.
 spectrum | 01 | All singular values of a matrix, sorted.
-energy | 01 | The square of a singular value. All together are the sum of the squares of all entries.
+energy | 01 | The square of a singular value. All energies add up to the sum of the squares of all entries.
 SGD | 01 | The plainest optimizer: the update is the gradient.
 Adam | 01 | An optimizer: divides each entry of the gradient by its usual size. AdamW also shrinks weights.
 Muon | 01 | The optimizer of this course: orthogonalizes the update of each hidden matrix.
@@ -79,7 +78,7 @@ makespan | 04 | The work of the busiest rank. All others wait for it.
 ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along dp, and weights stay copies.
 bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
-straddles | 05 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
+straddles | 05 | A matrix straddles if a boundary between slices cuts it: several ranks keep parts of it.
 virtual buffer | 05 | All buckets in a row: an address book that says where each entry would be. No rank
     keeps it whole.
 coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
@@ -107,30 +106,29 @@ hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → who
 ledger | 10 | A list of every request of a step, in bytes.
 FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
-empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in
-    hand.
+empty shard | 11 | The shard of a rank for which no row was left. The rank still makes all calls, with empty
+    tensors.
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
-expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which no other has.
-asynchronous | 12 | Said of a call that hands work over and returns before it is done.
+expert parallel | 11 | Each rank, or each group of ranks, holds experts that no other holds.
+asynchronous | 12 | A call is asynchronous if it hands work over and returns before that work is done.
 ticket | 12 | What an asynchronous request gives back at once. Waiting for it brings the answer.
 overlap | 12 | To compute while something travels, so that one hides the time of the other.
-exposed | 12 | Said of communication for which a rank waits: nothing hides it.
-prefetch | 12 | To ask for what comes later before working on what is here.
-window | 12 | How many matrices or buckets may be asked for and not yet done.
+exposed | 12 | Communication is exposed if a rank waits for it, because no computation hides it.
+prefetch | 12 | To ask for data that a later computation needs, before computing with the data at hand.
+window | 12 | How many matrices or buckets a rank may have asked for and not yet finished.
 timed world | 12 | Ranks as generators, each with a clock; work and messages cost what a machine's file
     says, and nothing is sent.
 bus | 12 | One link that all ranks share. While one of them sends, the others wait.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
-like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
+like for like | 13 | A comparison in which both sides do the same work, from the same start to the same end.
 annotation | 13 | A label in a trace over a stretch of time. Nothing runs because of it.
 break-even | 13 | The point at which two choices cost the same.
-planner | 13 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
-    a machine.
-floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
+planner | 13 | Predicts bytes, memory and seconds of a step from a plan and a machine's file; nothing runs.
+floor | 14 | The time that one owner needs for the costliest matrix. No number of ranks makes a step shorter.
 oracle | 15 | The same training in one process, with which the results of ranks are compared.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 DTensor | 16 | A tensor of which each rank holds a part, and which knows the whole.
-scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
+scheduler | 16 | An object that changes the learning rate from step to step. It counts the steps itself.
 clip | 16 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 16 | Everything that a run needs to go on: model, optimizer state, and what the loop knows.
 box | 16 | A rectangle of a matrix: from which row to which, and from which column to which.
@@ -140,7 +138,7 @@ torchrun | 16 | PyTorch's command that starts a process for each rank, and all a
 _SYMBOLS = """\
 dp, tp | 00 04 05 06 07 08 09 10 11 13 14 15 | The number of places of the grid along each axis.
 rank | 00 03 08 | A rank's number. It stands at `rank // tp` along dp, `rank % tp` along tp.
-steps, seed | 00 01 02 13 | How often, and which random numbers: parameters of every lesson.
+steps, seed | 00 01 02 13 | The number of steps, and the seed of random numbers: parameters of the lessons.
 dp_rank, tp_rank | 06 07 | A rank's coordinates: its place along dp, and along tp.
 place | 05 | Where a rank stands along one axis of the grid, from 0.
 W, x | 01 07 | The weight of a layer, and its input.
@@ -148,7 +146,7 @@ lr | 01 | The learning rate: what the update is multiplied with.
 G | 01 08 | The gradient of one weight.
 U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, of the input.
 UVᵀ | 08 | The orthogonalized matrix; `U @ Vt` in code.
-X | 02 | What Newton–Schulz works on: at first of Frobenius norm 1. After the steps, Y.
+X | 02 | The matrix that Newton–Schulz works on, at first with Frobenius norm 1. After the steps it is Y.
 A | 02 | `X @ X.T`, the product that a step needs twice.
 a, b, c | 02 | The three numbers of a step of Newton–Schulz.
 s | 01 02 | One singular value.
@@ -156,9 +154,9 @@ s, l | 02 | In a cost, the shorter and the longer side of a matrix.
 m, n | 02 08 | The rows and columns of a matrix, in formulas.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
 P | 03 | The number of ranks in a ring.
-P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
+P₁, P₂, … | 08 | Each rank's shard, after it was orthogonalized alone.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
-x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
+x, route, at | 09 | A rank's tensor, the route along which it travels, and the rank's coordinates.
 D | 10 | The number of ranks in a ring of one axis.
 J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis not named holds copies.
 {U_dp} | 03 04 05 09 10 11 13 | Unreduced: each dp rank has a summand, and the sum is still to be taken.
@@ -179,7 +177,7 @@ SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meani
 _PAGE = """\
 # Glossary and notation
 
-The words and symbols that all lessons share. A word's lesson is the one that brings it in, there in bold. In
+The words and symbols that all lessons share. Each word names the lesson that introduces it in bold. In
 a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("rank")`.
 
 ## Words

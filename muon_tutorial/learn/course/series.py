@@ -101,15 +101,15 @@ PATHS = (
     CoursePath(
         "Ninety minutes",
         ("00", "09"),
-        "What a distributed Muon step is, and one of yours that runs. Lesson 09 builds on 03, 05 and 07, and"
-        " what it takes from them stands on the page about notation. At the end, run the finale of 16, which"
-        " completes what you have not written.",
+        "What a distributed Muon step is, and how to write one that runs. Lesson 09 builds on 03, 05 and 07;"
+        " the page about notation has what it needs of them. At the end, run the finale of 16, which fills in"
+        " what you have not written.",
         and_then=15,
     ),
     CoursePath(
         "A day",
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
-        "The required exercises of these: the whole optimizer, written by you, to the bit, and its bill.",
+        "With the required exercises, you write the whole optimizer, equal to the bit, and learn its costs.",
     ),
     CoursePath(
         "From a blank file",
@@ -221,7 +221,7 @@ def _item(text: str) -> str:
 
 
 def hero_lines(of: Lesson) -> str:
-    """The last lines of a set-up cell that is also the first screen: they show the lesson's picture.
+    """The last lines of a lesson's first cell, which show its first picture.
 
     >>> print(hero_lines(lesson("05")))
     from muon_tutorial.learn import zero1_buffer as lesson

@@ -58,7 +58,7 @@ def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Line
 
 
 def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
-    """The reference: this rank's pieces of both layers, and one all_reduce. All of the tp group must call."""
+    """The reference: this rank's pieces of both layers, and one all_reduce. The whole tp group must call."""
     hidden = torch.relu(x @ up.T)  # (batch, my hidden features): complete sums
     y = hidden @ down.T  # (batch, out): partial sums
     dist.all_reduce(y, group=tp_group)
@@ -153,7 +153,7 @@ def slice_length(dp: int, tp: int) -> int:
 def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[list[int], int]:
     """The reference: the ranks that hold the weight ``up[row, column]``, and the rank with its momentum.
 
-    ``length`` is that of each rank's slice of the buffer, which begins with the piece of ``up``.
+    ``length`` is the number of entries in a rank's slice of the buffer, in which ``up`` comes first.
     """
     most = -(-UP[0] // tp)  # rows of the first piece
     tp_rank, my_row = divmod(row, most)

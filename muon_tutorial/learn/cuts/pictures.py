@@ -28,7 +28,7 @@ _CUTS: dict[CutKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LinearOperand:
-    """One matrix of ``y = x Wᵀ``. tp cuts its dimension ``dim``, or leaves each rank a ``partial`` sum."""
+    """One matrix of ``y = x Wᵀ``, cut along ``dim`` by tp; if None, whole or a ``partial`` sum."""
 
     name: str
     shape: tuple[int, int]
@@ -134,7 +134,7 @@ def hero() -> Picture:
 
 
 def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
-    """The same picture of a real run, in which equal letters mean equal contents."""
+    """The same picture as ``hero``, of a real run. Equal letters mean equal contents."""
     weights, _, momentum = letters_of(kept)
     return draw_holders(plan_of(dp, tp), "cuts-kept", weights, momentum)
 
@@ -227,7 +227,7 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
 
 
 def slide_qkv(live: bool = True) -> Shell | Picture:
-    """Play through tp: a fused weight cut as one, and the same weight with q, k and v each cut."""
+    """A slider over tp: a fused weight cut as one, and beside it the same weight with q, k and v each cut."""
     return play(draw_tp, 6, draw_tp(2), live, label="tp", interval=1500, first=1)
 
 

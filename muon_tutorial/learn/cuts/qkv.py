@@ -25,7 +25,7 @@ class FusedWeight:
 
     @property
     def rows(self) -> int:
-        """The number of all rows: those of q, k and v together."""
+        """Rows of q, k and v together."""
         return 3 * self.heads * self.size
 
     def holders(self, part: int, head: int) -> list[int]:

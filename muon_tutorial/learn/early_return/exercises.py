@@ -191,7 +191,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def draw_schedules(ranks: int) -> Picture:
-    """Three loops over four matrices: one takes them one by one, two ask ahead, on a quick and slow link."""
+    """Timelines of three loops over four matrices: one by one; asking ahead; asking ahead on a slow link."""
     loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
     return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
 

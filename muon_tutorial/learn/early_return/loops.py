@@ -1,7 +1,7 @@
-"""Lesson 12: loops over matrices, as generators: when a rank asks, when it waits, and how long that takes.
+"""Lesson 12: loops over matrices, written as generators that ask for gathers and wait for them.
 
-In turn ``i`` each rank gathers one matrix, whose rows lie on all ranks, and works on it: on real ranks, in a
-world without processes, or in the timed world, where gathers and work take the milliseconds they are given.
+In turn ``i``, each rank gathers one matrix, whose rows lie on all ranks, and works on it. A loop runs on real
+ranks, in one process, or in the timed world, where gathers and work take the milliseconds they are given.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def toy_machine(ranks: int) -> Machine:
 
 
 def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collective:
-    """A request without data that takes the toy link ``milliseconds``; all ranks exchange pieces."""
+    """An exchange of pieces without data that keeps the toy link busy for ``milliseconds``."""
     return exchange(phase, index, torch.empty(ranks * round(ENTRIES * milliseconds), device="meta"), ranks)
 
 
 def busy_for(milliseconds: float) -> None:
-    """Work that takes the toy processor ``milliseconds``."""
+    """Compute, without data, for ``milliseconds`` of the toy processor."""
     one = torch.empty(1, round(1000 * milliseconds), device="meta")
     torch.mm(one, one.t())
 
@@ -169,7 +169,7 @@ class RealMatrices:
     updates: dict[int, Tensor] = field(default_factory=dict)
 
     def whole(self, index: int, owner: int) -> Tensor:
-        """The matrix of one owner, made from the seed, so that any rank can check a loop."""
+        """The matrix that one owner gathers in a turn, from the seed, so that any rank can check a loop."""
         draw = torch.Generator().manual_seed(1000 * self.seed + index * self.ranks + owner)
         return torch.randn(self.rows * self.ranks, COLUMNS * self.rows // 8, generator=draw)
 
@@ -198,7 +198,7 @@ def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
 
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
-    """The first turn whose update is missing, or differs from one process's in any bit."""
+    """The first turn whose update is missing or differs from one process in any bit; None if none."""
     came = matrices.updates
     wrong = (i for i in range(count) if i not in came or not torch.equal(came[i], matrices.right(i)))
     return next(wrong, None)
@@ -209,7 +209,7 @@ def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
     try:
         run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run([program(rank) for rank in range(ranks)])
     except TutorialError as error:
-        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # all sizes are equal
+        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # without sizes: all are equal
     return f"went through in {1000 * run.seconds:g} ms"
 
 

@@ -1,6 +1,6 @@
 """Lesson 12: a program that uses two buffers in turn and forgets a wait, and the effect of adding one.
 
-Until a rank waits, a backend may read its buffer as late as it likes; this one reads when the rank waits.
+Until a rank waits, a backend may read the rank's buffer at any time; here, it reads when the rank waits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ProgramRun:
 
 
 def with_wait(line: Any, ticket: Any) -> str:
-    """The program with a wait before a line, skipped while there is no such ticket; else MistakeError."""
+    """The program with a wait for a ticket (if there is one) before a line; may raise MistakeError."""
     lines = PROGRAM.splitlines()
     if not isinstance(line, int) or not 2 <= line <= len(lines):
         raise MistakeError(f"The wait goes before one of the lines 2 to {len(lines)}; yours is {line!r}.")
@@ -79,9 +79,9 @@ def with_wait(line: Any, ticket: Any) -> str:
 
 
 def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
-    """Run the program on real entries, read as late as possible, and in the timed world.
+    """Run the program on real data, which is read as late as possible, and in the timed world.
 
-    Sharing an update takes ``share`` milliseconds there. Raises MistakeError if the program raised an error.
+    In the timed world, sharing takes ``share`` milliseconds. MistakeError if the program raised an error.
     """
     names: dict[str, Any] = {"Start": Start, "Wait": Wait}
     exec(compile(source, "<the program>", "exec"), names)
@@ -95,7 +95,7 @@ def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
 
 
 def say_overwriting(share: float, ranks: int) -> str:
-    """Whether the unchanged program writes a buffer while it is read, if a share takes ``share`` ms."""
+    """Say whether the unchanged program writes a buffer while it is read, if sharing takes ``share`` ms."""
     run = run_program(PROGRAM, ranks, share=share)
     when = "after s0 has ended" if run.overwritten is None else "while s0 still reads it"
     return f"a share of {share:g} ms: buffer 0 is written again {when}"

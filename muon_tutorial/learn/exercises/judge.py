@@ -33,7 +33,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Par:
-    """A number that a good answer reaches, as in golf: less is better. ``count`` computes the answer's."""
+    """A number that a good answer reaches; less is better, as in golf. ``count`` gives that of an answer."""
 
     unit: str
     number: float
@@ -109,9 +109,9 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
-    ``hints`` are given one by one, each after a failed try; those of a ``Diagnosis``, each time that its
-    mistake is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers
-    are written to the reader's my_muon.py under the names in ``keeps``, one per answer.
+    After each failed try, the next of ``hints`` is given, or the next of the ``Diagnosis``, if it has hints.
+    After each failed try, the next of ``hints`` is given, or the next of the ``Diagnosis``, if it has any.
+    reader's my_muon.py under the names in ``keeps``, one per answer.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -168,7 +168,7 @@ class Exercise:
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or else for the exercise; the last hint repeats."""
         hints = found.hints or tuple(self.hints)
-        # one count for each mistake with hints of its own, and one, (), for all others
+        # mistakes that have hints of their own are counted apart; all others share the key ()
         self.made[found.hints] = tries = self.made.get(found.hints, 0) + 1
         return hints[min(tries, len(hints)) - 1] if hints else ""
 
@@ -185,7 +185,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
 
     Raises:
         OpenAnswerError: the function returned ``...``, or a tuple or dictionary of nothing else.
-        MistakeError: it is no function, or raised an error, whose line takes the place of ``{}`` in ``told``.
+        MistakeError: it is no function, or raised an error; what is wrong replaces ``{}`` in ``told``.
     """
     if not callable(function):
         raise MistakeError(told.format("Give a function."))
@@ -223,7 +223,7 @@ def two_numbers(*answers: Any) -> tuple[float, ...]:
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers. Each has a name, its value (up to a part ``within``), and what to say."""
+    """A quiz of numbers. Each has a name, a value (up to a relative error ``within``), and a reply."""
 
     def judge(answers: Mapping[str, Any]) -> str | None:
         if not isinstance(answers, Mapping):

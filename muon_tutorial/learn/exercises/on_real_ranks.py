@@ -62,7 +62,7 @@ AnyRun = TypeVar("AnyRun")
 
 
 def is_stub(run: Any) -> bool:
-    """Whether the reader's function was still a stub, so that any rank returned ``...``."""
+    """Whether any rank returned ``...``, because the reader's function is still a stub."""
     if is_dataclass(run):
         parts = [getattr(run, part.name) for part in fields(run)]
         return bool(getattr(run, "is_open", False)) or any(map(is_stub, parts))

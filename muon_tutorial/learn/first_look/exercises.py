@@ -65,7 +65,7 @@ def check_momentum(dp: int, tp: int) -> Exercise:
 def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:
     try:
         return all(torch.equal(mine, slip(rank)) for rank, mine in enumerate(given))
-    except IndexError:  # a mistake does not make so many parts
+    except IndexError:  # a wrong cut makes fewer parts
         return False
 
 

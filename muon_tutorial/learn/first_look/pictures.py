@@ -1,4 +1,4 @@
-"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film in the keepers' colours."""
+"""Pictures of lesson 00: a matrix on a grid of ranks, and a step as a film, coloured by who keeps what."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _pieces(held: RankBoxes) -> tuple[Piece, ...]:
 
 
 def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[Flight, ...]:
-    """What each rank receives when all ranks along an axis exchange what they hold."""
+    """The flights of an exchange along an axis: each rank receives what the others hold."""
     pairs = ((rank, peer) for rank in plan.grid.ranks for peer in plan.grid.at(rank).group(axis))
     return tuple(Flight(each, peer, rank) for rank, peer in pairs if peer != rank for each in held[peer])
 
@@ -173,7 +173,7 @@ def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: P
 
 @dataclass(frozen=True, slots=True)
 class StepFilm:
-    """A step that ran: its moments, a letter for each report's bytes, and how many of its bits differ."""
+    """A step that ran: its moments, a letter for each report's bytes, and how many bits differ."""
 
     plan: Plan
     moments: tuple[FilmMoment, ...]

@@ -51,7 +51,7 @@ COSTS = [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in LARGE.values()]
 
 
 def plan_of(ranks: int, way: Way) -> Plan:
-    """The package's plan for the large model: round robin, or its owners chosen with the costliest first."""
+    """The package's plan for the large model: round robin, or owners chosen with the costliest first."""
     matrices = [Matrix(number, name, shape) for number, (name, shape) in enumerate(LARGE.items())]
     if way == "by index":
         return round_robin(matrices, Grid.of(dp=ranks), order="index")
@@ -105,7 +105,7 @@ def check_fair_shares() -> Exercise:
 
 
 def explain(run: SharingRun) -> str | None:
-    """What is wrong with a run, by its first wrong interval; None if nothing is."""
+    """The first wrong place in a run, and why it is wrong; None if all are right."""
     if odd := _not_a_buffer(run):
         return odd
     right = run.expected()
@@ -230,7 +230,7 @@ SPOILERS = {
 
 
 def guess(ranks: int) -> Exercise:
-    """The prediction: with one more rank, the last matrix's owner, and the part of buffers that is zero."""
+    """The prediction: with one more rank, the last matrix's owner, and the fraction of zeros in buffers."""
     more = ranks + 1
     right = PLACES[-1].owner(more)
 

@@ -106,7 +106,7 @@ def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor
 
 
 def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, skips: bool = False) -> Tensor:
-    """A rank's own updates in their places, zeros elsewhere; with ``skips`` as in the early code."""
+    """A rank's own updates in their places, zeros elsewhere; ``skips`` repeats the early code's mistake."""
     flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
@@ -252,7 +252,7 @@ def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = F
 
 @contextmanager
 def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
-    """Note what this process hands to all_reduces, and the bytes its rings send; refuse unequal buffers."""
+    """Note buffers handed to all_reduces, and bytes sent; raise MismatchError if ranks' buffers differ."""
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
         kind = original.__name__
@@ -359,7 +359,7 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
 
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
-    """Bytes of one rank, in words: the averaging of gradients, and both ways to share updates."""
+    """A table of one rank's bytes: averaging gradients, and both ways to share updates."""
     gradients = int(ddp_adamw(ranks, LENGTH, g=4))
     sent = {"gradients, all_reduce (float32, formula)": gradients}
     sent |= {f"updates, {row.phase.split()[-1]} (bfloat16, counted)": row.ring for row in rows}

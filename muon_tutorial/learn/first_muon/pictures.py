@@ -31,7 +31,7 @@ def hero() -> Picture:
 
 
 def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
-    """Owners, and all buffers at one moment of the step; one is framed, and its entries are counted."""
+    """Owners, and all buffers at one moment. One buffer is framed, and its entries are counted."""
     figure, axes = blank(_WIDTH, round(_RULER + 96 + run.ranks * _STEP))
     title = list(MOMENTS)[moment]
     _draw_ruler(axes, run, f"{moment + 1} · {title}")

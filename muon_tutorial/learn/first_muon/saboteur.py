@@ -1,7 +1,7 @@
-"""Lesson 04 as a film: training with the early code in a local world, with a fault on one rank in step 1.
+"""Lesson 04 as a film: the early code trains in one process, with a fault on one rank in step 1.
 
-A tiny GPT with the lesson's matrices learns random targets. One rank loses the gradient of one matrix, or one
-row's sign turns; what ranks hold is compared with the same training without a fault.
+A tiny GPT with the lesson's matrices learns random targets. In step 1, one rank loses the gradient of one
+matrix, or the sign of one of its rows turns. The results are compared with a training without a fault.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def cores() -> int:
 
 
 def private_bytes() -> int:
-    """Bytes of this process's private memory; its peak memory if the system does not report those."""
+    """Bytes of this process's private memory, or its peak memory where the system does not report that."""
     table = Path("/proc/self/smaps_rollup")
     if table.exists():
         lines = [line.split() for line in table.read_text().splitlines() if line.startswith("Private_")]

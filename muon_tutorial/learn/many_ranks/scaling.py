@@ -35,8 +35,8 @@ LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 class StepAtScale:
     """A predicted step of a model on ``ranks`` ranks. Seconds are those of the busiest owner's ranks.
 
-    ``work`` is the Newton–Schulz work at each place along dp. ``once`` is the seconds of one owner for all
-    matrices, ``floor`` for only the costliest, whose shape is ``largest``.
+    ``work``: operations of Newton–Schulz at each place along dp. ``once``: seconds that one owner would need
+    for all matrices. ``floor``: seconds for the costliest matrix alone, whose shape is ``largest``.
     """
 
     ranks: int

@@ -1,4 +1,4 @@
-"""The hard exercise of lesson 16: clip gradients on a mesh of two axes by their total norm, by one factor."""
+"""The hard exercise of lesson 16: clip gradients on a mesh of two axes by one factor for their total norm."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ClipReport:
-    """One rank's result: the factors of its gradients in each case, and its most collectives in a case.
+    """One rank's result: each gradient's factor in both cases, and the most collectives of a case.
 
-    In the long case, ``alone`` is the norm of the rank's own part, ``copies`` counts every copy, ``added``
-    adds norms instead of squares.
+    The others are wrong norms in the long case: ``alone`` is that of the rank's own part, ``copies`` counts
+    every copy of an entry, and ``added`` adds the ranks' norms instead of their squares.
     """
 
     is_open: bool

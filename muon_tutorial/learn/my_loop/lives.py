@@ -24,7 +24,7 @@ from .trials import steps_alike
 
 PATIENCE = 12.0
 AT_THE_KILL = "at_the_kill"
-"""A copy of the killed ranks' checkpoints; the run may overwrite these after a wrong ``load``."""
+"""A copy of the checkpoints that the killed ranks left, because the resumed run may overwrite those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job,
 
 
 def life_of(dp: int, tp: int, job: Job, port: Port, backend: str = "gloo") -> tuple[RunLife, Companions]:
-    """A life with its companions, for a port without stubs."""
+    """A killed and resumed run, and the runs to compare it with, for a port without stubs."""
     life = live(dp, tp, job, port, backend)
     assert life is not None
     again, fresh = new_folder(), new_folder()
@@ -212,7 +212,7 @@ class BitsRow:
 
 @dataclass(frozen=True, slots=True)
 class BitsReport:
-    """The comparisons of a life on both grids, bit by bit."""
+    """Bit-by-bit comparisons of a run on both grids."""
 
     rows: tuple[BitsRow, ...]
 

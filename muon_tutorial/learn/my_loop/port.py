@@ -72,7 +72,7 @@ class Job:
 
 
 def factor_of(step: int, steps: int) -> float:
-    """The factor of the learning rates in a step: falls to zero after the last step, and stays there."""
+    """The factor of the learning rates in a step. It falls to zero at the end, and stays there."""
     return max(0.0, 1 - step / steps)
 
 
@@ -91,7 +91,7 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
 def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, echo: bool = False) -> bool:
     """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 
-    All ranks must call. With ``echo`` the loaded state is saved again. False: a function is still a stub.
+    All ranks must call. ``echo`` saves the loaded state again. Returns False if a function is still a stub.
     """
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
     model = tiny_job.build(job.seed)

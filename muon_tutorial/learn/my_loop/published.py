@@ -1,4 +1,4 @@
-"""Lesson 16: where four ideas of this course are in two published sources, read at these commits; no code."""
+"""Lesson 16: where two published projects, read at these commits, implement four ideas of this course."""
 
 from __future__ import annotations
 

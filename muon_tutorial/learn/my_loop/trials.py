@@ -135,15 +135,15 @@ class MadeOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What one ``update`` did, as seen between its calls. Norms are those of the whole gradient."""
+    """What one ``update`` did. Norms are those of the whole gradient."""
 
     norm_before: float
     norms_stepped: tuple[float, ...]
     """The norm at each call of ``optimizer.step``."""
     largest_shard: float
-    """The largest norm of one rank's part at that time; 0 without such a call."""
+    """The largest norm of one rank's part at the first such call; 0 if there is none."""
     rate: float
-    """The first group's learning rate at that time."""
+    """The first group's learning rate at the first such call."""
     rate_after: float
     left: bool
     """Whether a gradient was left after the update."""
@@ -223,7 +223,7 @@ def expected_settings() -> dict[str, tuple[str, float, float]]:
 
 
 def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
-    """Parameters that get the same bits from a step with one full gradient alone and on both grids."""
+    """Parameters that get the same bits in one process and on both grids from a step with one gradient."""
     return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
 
 
@@ -238,7 +238,7 @@ def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor
     symbols, following = tiny_job.batch_of(0, seed)
     nn.functional.cross_entropy(carrier(symbols), following).backward()
     with torch.no_grad():
-        for parameter in carrier.parameters():  # the model that carries gradients is cut like the model
+        for parameter in carrier.parameters():  # gradients as parameters, to be cut like the model
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]}) if grid else None

@@ -79,7 +79,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
-    """What is wrong with the complete file with these blocks, found on four ranks; None if nothing is."""
+    """What goes wrong on four ranks with a complete file that has these blocks; None if nothing does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(completed(found), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Try a my_muon.py on real ranks: steps of everything in it, compared with ``torch.optim.Muon``."""
+"""Try a my_muon.py on real ranks: its steps, owners and checkpoints, compared with one process."""
 
 from __future__ import annotations
 

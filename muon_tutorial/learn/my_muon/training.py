@@ -133,7 +133,7 @@ def train(
 
 
 def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> float:
-    """Run backward and return the loss on this rank's text; AdamW's gradients are averaged as by DDP."""
+    """Run backward, average AdamW's gradients as DDP does, and return the mean loss of all ranks."""
     model.zero_grad()
     loss = gpt.next_byte_loss(model, batch.inputs, batch.targets)
     loss.backward()

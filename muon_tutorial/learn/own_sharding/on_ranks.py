@@ -1,6 +1,6 @@
 """Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and traps to try.
 
-Between calls the ranks exchange their status in a group of their own: if a call fails on one, all stop.
+After each call, ranks exchange their status in a separate group: if the call failed on one rank, all stop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 class TrialNote:
     """One call of a reader's function on one rank: its result ``value``, or the ``error`` that it raised.
 
-    ``waited`` says whether another rank caused that error, ``talked`` whether it called any other rank.
+    ``waited``: whether another rank caused that error. ``talked``: whether the call communicated at all.
     """
 
     call: Call
@@ -294,7 +294,7 @@ def try_uneven(function: Callable[[Tensor, list[int]], object], ranks: int, seed
 
 
 def try_for_steps(gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str) -> str:
-    """How far updates are from one process's with this ``gather_fn``, whose state has the parameters."""
+    """How far updates with this ``gather_fn`` are from the right ones; its ``state`` has the parameters."""
     off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
     return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 

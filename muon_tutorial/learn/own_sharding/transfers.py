@@ -29,7 +29,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class TransferNotes(TorchDispatchMode):
-    """While entered, records what this rank sends and how many calls it makes, even those that receive."""
+    """While entered, records what this rank sends, and counts its calls, also those that only receive."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
@@ -92,5 +92,5 @@ _SIZES: dict[str, _Sizes] = {
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """Bytes sent whole to every rank: the second argument's if it holds tensors, as in all_gather."""
+    """The bytes that go to every rank: those of the second argument if it has tensors, else the first's."""
     return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

@@ -43,7 +43,7 @@ def probe() -> Tensor:
 
 
 def run_gather(function: Gather, dp: int, tp: int, backend: str = "gloo") -> GatherRun:
-    """As ``play_gather``, but with the reference if ``function`` is a stub; a failure is printed."""
+    """``play_gather`` with the reader's function, or with the reference if it is a stub; prints a failure."""
     try:
         return run_or_reference(lambda each: play_gather(each, dp, tp, backend), function, gather_whole)
     except RankFailedError as error:

@@ -254,7 +254,7 @@ class CallMoment:
 
 
 def film_of(grid: Grid, first: Axis = "tp", skips: int = NOBODY) -> list[CallMoment]:
-    """Start, the first call, its end, the second call, its end. Rank ``skips`` skips the first call."""
+    """The moments: start, first call, its end, second call, its end. Rank ``skips`` skips the first call."""
     heard = tuple(frozenset([rank]) for rank in grid.ranks)
     moments, waits = [CallMoment(None, True, heard)], frozenset[int]()
     second: Axis = "dp" if first == "tp" else "tp"

@@ -1,6 +1,7 @@
-"""Lesson 09: you are the network. A step in the stepping world, answered in the order that you choose.
+"""Lesson 09: you are the network, and answer the requests of a step in the order that you choose.
 
-A rank runs until it needs others; a group can be answered once all its members ask. No choice changes a bit.
+All ranks run in this process. A rank runs until it needs others, and a group can be answered once all its
+members ask. The order changes no bit of the result.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Partial(), Owned(1)),
     (Partial(), Shard(0)),
 )
-"""Changes of placement; each one's reverse is its inverse, except for a sum."""
+"""Changes of placement. The reverse change undoes each of them, except a sum."""
 NO_WAY_BACK = "no way back: the summands are gone"
 
 

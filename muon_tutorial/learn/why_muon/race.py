@@ -166,9 +166,10 @@ def train_with(step: Callable[..., object] | None, steps: int, seed: int) -> lis
 
 
 def record(steps: int = STEPS) -> Race:
-    """Tune every lane: first AdamW for the whole model, then each lane at each of its learning rates.
+    """Tune and run every lane.
 
-    The best of the first sets the rate of all other parameters. The racers run again with other seeds.
+    First AdamW trains the whole model, and its best rate is used for all parameters but hidden matrices. Then
+    each lane runs at each of its rates, and the racers run again at their best rates with other seeds.
     """
     whole = [run_lane("AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]
     rest_rate = min(whole, key=lambda curve: curve.last).rate

@@ -136,7 +136,7 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 class RowChanges:
     """How much the other bytes' rows of the embedding's update change when one byte's gradient is erased.
 
-    ``counts`` says how often each was read; ``changes``, the norm of a row's change over that of the row.
+    ``counts``: how often each was read. ``changes``: the norm of a row's change, divided by the row's norm.
     """
 
     erased: int

@@ -1,4 +1,4 @@
-"""Thin shells: basic controls over a picture, which alone is shown without a kernel. ipywidgets 7.7 and 8."""
+"""Controls over a picture. Without a kernel, only the picture is shown. For ipywidgets 7.7 and 8."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def play(
 ) -> Shell | Picture:
     """A film of ``draw(moment=first … last, …)`` under its controls; only ``still`` if no kernel runs.
 
-    ``draw`` gets the moment as the keyword ``label``, and the other controls' values, once per combination.
-    ``interval`` is the milliseconds per picture: more than drawing takes, which should be 0.1 s at most.
+    ``draw`` is called once per combination of values, with the moment as the keyword that ``label`` names.
+    ``interval``: milliseconds per picture. It must be longer than drawing takes, which is at most 100.
     """
     # the film comes first, because a page with room for few pictures keeps only the first control
     others = {name: control for name, control in controls.items() if name != label}

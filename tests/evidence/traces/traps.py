@@ -67,7 +67,6 @@ def event(
     thread: int | str,
     args: Document | None = None,
 ) -> Document:
-    """One complete event."""
     about = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread}
     return about | {"ts": float(begin), "dur": float(duration), "args": args or {}}
 

@@ -79,7 +79,6 @@ class Watch:
 
 
 def start(folder: str) -> None:
-    """Watch this process."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         _shard_on_cpus()
     watch = Watch(Path(folder))

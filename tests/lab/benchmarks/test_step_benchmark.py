@@ -29,8 +29,6 @@ KELLER_JORDAN_OPERATIONS = 5 * (2 * 16**3 + 2 * 16**3 + 2 * 16**3)
 
 
 class WritesToGradients(torch.optim.SGD):
-    """Overwrites its gradients."""
-
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
@@ -39,8 +37,6 @@ class WritesToGradients(torch.optim.SGD):
 
 
 class Fails(torch.optim.SGD):
-    """Fails in every step."""
-
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         raise RuntimeError("not on this machine\nreally not")
 
