@@ -40,7 +40,6 @@ def train(*options: str) -> int:
     return cli.main(["train", *TINY, *options])
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("grid", ["2 2", "1 1", "4 1", "4 2"])
 def test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills_its_folder(
     grid: str, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -64,7 +63,6 @@ def test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills
     assert json.loads((folder / "result.json").read_text())["check"]["passed"]
 
 
-@pytest.mark.live
 def test_the_table_names_loss_state_bytes_and_verdict_with_the_signs_that_a_terminal_has(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +139,6 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(texts.rglob("*")) == before
 
 
-@pytest.mark.live
 def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -149,7 +146,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
     assert_one_line(capsys, "try a smaller --lr")
 
 
-@pytest.mark.live
 def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     job = ["scripts/distributed_muon.py", *TINY, "--dp", "3", "--tp", "1", "--out", str(tmp_path / "run")]
@@ -173,7 +169,6 @@ STOPS = [
 ]
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("sent", "whom", "code", "says"), STOPS, ids=[f"{sent.name} to {whom}" for sent, whom, *_ in STOPS]
 )
@@ -201,7 +196,6 @@ def test_a_stopped_run_saves_says_so_in_one_line_and_leaves_no_process(
         assert not still_running([rank.pid for rank in ranks], PATIENCE)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("sent", "options", "code", "says"),
     [
@@ -237,7 +231,6 @@ def test_a_run_saves_and_goes_on_and_once_it_cannot_save_ends_when_asked_again_o
         assert not still_running([rank.pid for rank in ranks], PATIENCE)
 
 
-@pytest.mark.live
 def test_a_run_stops_when_its_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = ["--dp", "1", "--tp", "1", "--max-seconds", "0.01", "--out", str(tmp_path / "run")]
     assert cli.main(["train", *LONG, *options]) == 0
@@ -266,7 +259,6 @@ def test_a_run_that_cannot_go_on_is_refused(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.live
 def test_a_run_that_is_interrupted_beside_its_comparison_keeps_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +287,6 @@ def test_an_interrupt_after_the_last_moment_changes_nothing(ignore: bool, code: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("started", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
 def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", *started]
@@ -310,7 +301,6 @@ def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]
     assert (process.returncode, out, said) == (cli.INTERRUPTED, "", ["interrupted"])
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("shell", "code", "says"),
     [
@@ -330,7 +320,6 @@ def test_a_place_that_cannot_run_is_one_line(shell: str, code: int, says: str, t
     assert line.startswith(says)
 
 
-@pytest.mark.live
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 def test_a_result_that_cannot_be_printed_is_one_line_and_kept_unchecked(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -343,7 +332,6 @@ def test_a_result_that_cannot_be_printed_is_one_line_and_kept_unchecked(
     assert json.loads((tmp_path / "run" / "result.json").read_text())["check"] is None
 
 
-@pytest.mark.live
 def test_a_run_needs_no_standard_output(tmp_path: Path) -> None:
     done = in_shell(f"exec {{}} train {' '.join(TINY)} --dp 2 --tp 1 --out run >&- <&-", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -77,7 +77,6 @@ def ranks() -> list[dict[tuple[str, str], tuple[list[Tensor], ...]]]:
     return launch(on_one_rank, 4)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_every_rank_has_the_bits_of_zero1_and_of_one_process(
@@ -101,8 +100,6 @@ def run_page(rank: int, *options: str) -> None:
     runpy.run_path(str(PAGE), run_name="__main__")
 
 
-@pytest.mark.live
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grid", "starter"), [(GRIDS[1], "launch"), *(left_out(grid, "torchrun") for grid in GRIDS)], ids=str
 )

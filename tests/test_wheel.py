@@ -79,8 +79,6 @@ def test_it_holds_the_package_and_its_licence_and_nothing_else(wheel: Path) -> N
     assert [name for name in names if "test" in Path(name).stem] == []
 
 
-@pytest.mark.live
-@pytest.mark.slow
 def test_ranks_take_a_step_from_it_with_no_compiler_and_no_checkout_in_reach(
     python: Path, tmp_path: Path
 ) -> None:

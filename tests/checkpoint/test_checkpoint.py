@@ -170,7 +170,6 @@ def check_table(
     )
 
 
-@pytest.mark.live
 def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) -> None:
     pairs = list(zip(WAYS, (*WAYS[4:], *WAYS[:4]), strict=True))
     for number, grid in enumerate(DAILY):
@@ -178,7 +177,6 @@ def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) 
         assert check_table(tmp_path / str(number), its, [grid]) == len(its)
 
 
-@pytest.mark.live
 @pytest.mark.exhaustive  # in ``test_format``, three uneven ranks save and one loads
 @pytest.mark.parametrize("home", [(3, 2), (1, 1), (1, 4)], ids=str)
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
@@ -188,7 +186,6 @@ def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.live
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_way_loads_what_every_way_saved_on_every_grid(tmp_path: Path, dtype: torch.dtype) -> None:

@@ -274,7 +274,6 @@ def on_a_pair(rank: int, root: str) -> None:
     save_checkpoint(Path(root, "wrapped"), wrapped, MuonWithAdamW(Muon(hidden), torch.optim.AdamW(rest)))
 
 
-@pytest.mark.live
 def test_ranks_that_disagree_are_all_told(tmp_path: Path) -> None:
     launch(on_a_pair, 2, args=(str(tmp_path),))
     load_checkpoint(tmp_path / "wrapped", *fresh())
@@ -331,7 +330,6 @@ def on_three_ranks(rank: int, root: str) -> dict[str, Tensor]:
     return save_without_a_named_mesh(f"{root}/unnamed")
 
 
-@pytest.mark.live
 def test_flat_slices_are_read_by_stock_tools_and_shards_without_a_named_mesh_by_a_process_alone(
     tmp_path: Path,
 ) -> None:

@@ -213,7 +213,6 @@ def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
         save_checkpoint(Path(folder, "a"), *NEW, existing="replace")
 
 
-@pytest.mark.live
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [1, pytest.param(24, marks=pytest.mark.exhaustive)])
 def test_a_rank_that_is_killed_leaves_the_old_or_the_new(rounds: int, tmp_path: Path) -> None:

@@ -254,7 +254,6 @@ def in_a_thread(rank: int, folder: Path) -> tuple[str, str]:
     return told
 
 
-@pytest.mark.live
 def test_every_rank_is_told_which_one_failed_and_why(tmp_path: Path) -> None:
     first, second = launch(faults, 2, args=(str(tmp_path),), timeout=TIMEOUT)
     for told in (first, second):
@@ -274,7 +273,6 @@ def stop_while_writing(rank: int, folder: str) -> None:
     save_checkpoint(folder, *trained(1))
 
 
-@pytest.mark.live
 def test_a_launch_names_the_rank_that_stopped(tmp_path: Path) -> None:
     with pytest.raises(RankFailedError) as caught:
         launch(stop_while_writing, 3, args=(str(tmp_path / "a"),), timeout=5.0, output="quiet")

@@ -192,7 +192,6 @@ def stage(rank: int, folder: Path) -> str:
     return ""
 
 
-@pytest.mark.live
 def test_buffers_of_one_name_on_stages_are_refused(tmp_path: Path) -> None:
     for heard in launch(stage, 2, args=(tmp_path,)):
         assert "ranks 0 and 1 both have a buffer model.mean, but no common parameter" in heard

@@ -153,7 +153,6 @@ def run_failing(rank: int) -> None:
     muon.step()
 
 
-@pytest.mark.live
 def test_an_error_says_the_function_the_parameter_and_the_rank() -> None:
     with pytest.raises(RankFailedError) as caught:
         launch(run_failing, 2, output="quiet")
@@ -211,14 +210,12 @@ def results() -> list[dict[str, Any]]:
     return launch(everything, 2, timeout=60)
 
 
-@pytest.mark.live
 def test_own_and_helpers_functions_give_the_single_process_bits(results: list[dict[str, Any]]) -> None:
     for found in (of_rank["run_right"] for of_rank in results):
         assert len(found) == 24 + 12 + 5
         assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
-@pytest.mark.live
 def test_a_broken_function_ends_in_a_named_error_on_every_rank(results: list[dict[str, Any]]) -> None:
     by_rank = [of_rank["run_broken"] for of_rank in results]
     for name, (base, _, text) in functions.BROKEN.items():
@@ -229,7 +226,6 @@ def test_a_broken_function_ends_in_a_named_error_on_every_rank(results: list[dic
             assert text in said, said
 
 
-@pytest.mark.live
 def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction(
     results: list[dict[str, Any]],
 ) -> None:
@@ -240,7 +236,6 @@ def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction(
                 assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)
 
 
-@pytest.mark.live
 def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead(
     results: list[dict[str, Any]],
 ) -> None:
@@ -254,7 +249,6 @@ def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead(
     assert results[0]["ahead"] == results[1]["ahead"]
 
 
-@pytest.mark.live
 def test_a_helpers_plan_says_in_debug_mode_which_parameter_it_is_at(results: list[dict[str, Any]]) -> None:
     for of_rank in results:
         assert of_rank["run_debug_labels"] == [

@@ -55,7 +55,6 @@ CASES = [
 ]
 
 
-@pytest.mark.live
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("world_size", sorted({setup.world_size for setup in SETUPS.values()}))
 def test_every_helper_equals_the_single_process(world_size: int) -> None:
@@ -82,7 +81,6 @@ def run_zero1(rank: int) -> list[tuple[str, str]]:
     return [error_of(make) for make in makers]
 
 
-@pytest.mark.live
 def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
     for *refusals, other in launch(run_zero1, SETUPS["dp"].world_size):
         for kind, refusal in refusals:
@@ -121,7 +119,6 @@ def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
     return found
 
 
-@pytest.mark.live
 def test_a_stack_of_experts_cut_over_ep_and_fsdp() -> None:
     by_rank = launch(run_stack, 4, output="quiet")
     for name in by_rank[0]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -80,7 +79,6 @@ def run_lives(rank: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.live
 def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> None:
     for found in launch(run_lives, 3):
         assert {name: wrong for name, wrong in found.items() if wrong} == {}
@@ -122,7 +120,6 @@ def run_spoilt(rank: int) -> dict[str, tuple[str, str, bool]]:
     return found
 
 
-@pytest.mark.live
 def test_a_spoilt_gradient_is_refused_on_every_rank_before_anything_changes() -> None:
     by_rank = launch(run_spoilt, 2)
     assert by_rank[0] == by_rank[1]

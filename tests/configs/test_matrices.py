@@ -268,7 +268,6 @@ ONE_AXIS = list(product((fsdp2, tensor_parallel), (0, 1)))
 TWO_AXES = [(fsdp2_over_tp, 0)]
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(  # the equality table has uneven shards, which an odd number of ranks makes here
     ("world_size", "makers"),
     [(2, ONE_AXIS), left_out(3, ONE_AXIS), (4, TWO_AXES), left_out(6, TWO_AXES)],
@@ -347,7 +346,6 @@ def differing(at: dict[str, int], config: DistributedConfig) -> list[int]:
     return [i for i, (param, end) in enumerate(zip(params, ends, strict=True)) if not torch.equal(param, end)]
 
 
-@pytest.mark.live
 def test_plain_tensors_cut_by_hand_equal_the_single_process() -> None:
     for found in launch(run_by_hand, 4):
         assert {case: wrong for case, wrong in found.items() if wrong} == {}

@@ -72,7 +72,6 @@ def run_mismatches(rank: int) -> dict[str, Said]:
 FITS = {"a shape, config own functions", "an order, config own functions"}
 
 
-@pytest.mark.live
 def test_a_mismatch_ends_in_one_named_error_on_every_rank_at_construction() -> None:
     by_rank = launch(run_mismatches, 3)
     for case in by_rank[0]:
@@ -109,7 +108,6 @@ def _muon_over(params: list[nn.Parameter], make: Callable[[], DistributedConfig 
     return Muon([nn.Parameter(param.detach()) for param in params], distributed_config=make())
 
 
-@pytest.mark.live
 def test_what_no_config_can_step_is_refused_by_name() -> None:
     by_rank = launch(run_dtensors, 4)
     for case in by_rank[0]:
@@ -129,7 +127,6 @@ def run_names(rank: int) -> list[Said]:
     return [error_of(partial(create_devicemesh_config, mesh, each)) for each in names]
 
 
-@pytest.mark.live
 def test_names_of_mesh_dimensions_are_checked() -> None:
     ((unknown, too_few, twice),) = launch(run_names, 1)
     assert unknown[0] == "ConfigError"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,7 +19,6 @@ KEPT = Path(__file__).with_name("equality_table.md")
 SHAPE, RANKS = (40, 30), 4
 
 
-@pytest.mark.live
 def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
     table = make_table()
     assert set(table) == set(CASES)
@@ -53,7 +51,6 @@ def run_averages(rank: int) -> tuple[bool, float]:
     return torch.equal(mine, alone), ((alone.grad - exact.mean(0)).abs() / bound).max().item()
 
 
-@pytest.mark.live
 def test_zero1_averages_as_all_reduce() -> None:
     for same, share_of_bound in launch(run_averages, RANKS):
         assert same

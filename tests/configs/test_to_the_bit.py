@@ -157,7 +157,6 @@ def with_own_functions(rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.live
 def test_own_functions_and_helpers_step_as_one_process_does() -> None:
     for found in launch(with_own_functions, 2):
         said = "ConfigError: .* in torch.bfloat16, as state.'wire_dtype'. says; got torch.float32"
@@ -178,7 +177,6 @@ def on_sub_meshes(rank: int) -> dict[str, Any]:
     return {order: differing([kinds[kind]() for kind in order.split()]) for order in orders}
 
 
-@pytest.mark.live
 def test_matrices_on_crossing_meshes_get_owners_that_all_their_ranks_agree_on() -> None:
     for found in launch(on_sub_meshes, 4):
         assert {order: wrong for order, wrong in found.items() if wrong} == {}
@@ -220,7 +218,6 @@ def with_experts(rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.live
 def test_experts_of_each_ranks_own_keep_their_values_and_two_roles_of_a_group_are_refused() -> None:
     for found in launch(with_experts, 2):
         assert found.pop("kept") is True
@@ -285,7 +282,6 @@ def with_copies(rank: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.live
 def test_plain_parameters_beside_dtensors_begin_alike_where_dp_is_said_to_copy_them() -> None:
     for found in launch(with_copies, 4):
         assert found == {"zero1": (1, 1), "owner": (1, 1), "groups": (1, 1)}

@@ -50,7 +50,6 @@ def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> None:
     world.run(walk())
 
 
-@pytest.mark.live
 @pytest.mark.timeout(600)  # eight ranks, on two cores
 @pytest.mark.skipif(tcp_sent() is None, reason="only Linux counts a socket's bytes")
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])
@@ -74,7 +73,6 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
         assert gloo == pytest.approx((2 if kind == "reduce_scatter" else 1) * ring, abs=2 * parts)
 
 
-@pytest.mark.live
 def test_interface_counters_agree_within_two_percent() -> None:
     """The overhead is fitted to all_reduces of other sizes, then fixed; nothing else uses the interface."""
     names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")

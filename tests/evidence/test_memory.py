@@ -14,7 +14,6 @@ ELEMENTS = 6 * 64 * 128
 CAP = 70_000
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("grid", [Grid.of(dp=4), Grid.of(dp=2, tp=2)], ids=str)
 def test_the_predicted_peak_is_the_measured_one(grid: Grid) -> None:
     """A backend may keep a buffer shortly after its answer, but no more than the largest one sent."""

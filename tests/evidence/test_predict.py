@@ -133,7 +133,6 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[tuple[Case, str]]) -> list[b
     return same
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (3, 2)], ids=str)
 def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
@@ -239,7 +238,6 @@ def plan_for_thousands(rank: int) -> tuple[float, float, int]:
     return max(before, fixed_work()), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@pytest.mark.live
 def test_a_plan_of_16384_ranks_takes_seconds_and_little_memory() -> None:
     """The limit is ten processor seconds, and more on a machine that is slower or shares its caches."""
     ((yardstick, seconds, peak),) = launch(plan_for_thousands, 1)

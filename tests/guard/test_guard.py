@@ -297,7 +297,6 @@ def other_lengths(rank: int) -> dict[str, str]:
     return {case.__name__: heard(case) for case in (head, other_order, other_number)}
 
 
-@pytest.mark.live
 def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
     for found in launch(other_lengths, 2):
         assert found["head"].startswith("MismatchError: ranks would step differently: the parameters' dim")
@@ -323,7 +322,6 @@ def uncut_along_tp(rank: int) -> str:
     return heard(step)
 
 
-@pytest.mark.live
 def test_copies_along_tp_are_compared_where_they_say_that_tp_does_not_cut_them() -> None:
     for said in launch(uncut_along_tp, 2):
         assert said.startswith("MismatchError: after 2 steps norm is not the same on all ranks")

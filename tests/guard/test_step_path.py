@@ -47,7 +47,6 @@ def on_rank(rank: int, strategy: str) -> list[Function]:
     return functions_of_a_step(strategy)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 def test_a_step_is_short_to_read(strategy: str) -> None:
     for found in launch(on_rank, 2, args=(strategy,), timeout=60):

@@ -16,7 +16,7 @@ from ..exhaustive import left_out
 from . import recipes
 from .recipes import ALL, EPOCHS, MAX_NORM, RECIPES, STEPS, Notes, Reference, References
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 
 
 @pytest.fixture(scope="module")

@@ -223,7 +223,6 @@ def heard() -> list[dict[str, list[str]]]:
     return launch(heard_by, 2, timeout=120)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_said_on_both_ranks(name: str, heard: list[dict[str, list[str]]]) -> None:
     for said in (its[name] for its in heard):

@@ -20,8 +20,6 @@ from muon_tutorial.launching.torchrun import joined_by_torchrun
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import nothing_is_left
 
-pytestmark = pytest.mark.live
-
 PATIENCE = 60.0
 
 

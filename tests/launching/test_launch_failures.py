@@ -15,8 +15,6 @@ from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import WITHIN, nothing_is_left
 
-pytestmark = pytest.mark.live
-
 
 def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, float]:
     """Return the error of a launch whose third rank breaks, and the seconds from fault to report."""

@@ -16,8 +16,6 @@ from tests.launching.launch_traces import WITHIN, still_running
 start_new_kernel = pytest.importorskip("jupyter_client.manager").start_new_kernel
 pytest.importorskip("ipykernel")
 
-pytestmark = pytest.mark.live
-
 ROOT = Path(__file__).resolve().parents[2]
 OPENING = """
 import os, torch

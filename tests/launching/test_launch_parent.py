@@ -18,8 +18,6 @@ import pytest
 
 from tests.launching.launch_traces import WITHIN, heed_interrupts, still_running
 
-pytestmark = pytest.mark.live
-
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
 from muon_tutorial.launching.launch import launch

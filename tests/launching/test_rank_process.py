@@ -26,7 +26,6 @@ def new_pages(rank: int) -> list[int]:
     return found
 
 
-@pytest.mark.live
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told so")
 def test_a_rank_keeps_what_it_freed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):

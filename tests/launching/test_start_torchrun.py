@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from muon_tutorial.errors import LaunchError
 from muon_tutorial.launching.start_torchrun import run_agent, start_torchrun, torchrun_words
 
-pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform == "win32", reason="signals")]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 DIES_ONCE = """
 import os

@@ -20,8 +20,6 @@ from muon_tutorial.launching import torchrun
 from muon_tutorial.launching.peers import Peers
 from tests.launching.launch_traces import WITHIN, free_port, still_running
 
-pytestmark = pytest.mark.live
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
 

@@ -17,8 +17,6 @@ from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
-pytestmark = pytest.mark.live
-
 REPAIRS: dict[str, Any] = {
     "A": {6: "return self.seed"},
     "B": {43: "", 44: "", 45: ""},

@@ -201,7 +201,6 @@ def test_what_the_exercise_calls_waiting_is_what_the_package_does(ranks: int) ->
     assert "Rank 1: compute 10%" in lesson.draw_waits(timeline).alt
 
 
-@pytest.mark.live
 def test_a_step_is_recorded_on_all_ranks_and_rank_0_is_the_late_one() -> None:
     timeline = late_rank.record_late(3, 1, 0)
     assert [times.rank for times in timeline.ranks] == [0, 1, 2]

@@ -18,8 +18,6 @@ from muon_tutorial.learn.collectives.messages import PieceContent, content_of, f
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged, message_of_wrong
 
-pytestmark = pytest.mark.live
-
 
 def made(
     sent: Callable = lambda rank, step: rank - step,

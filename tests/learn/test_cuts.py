@@ -109,9 +109,7 @@ LAYERS = [
 ]
 
 
-test_a_wrong_pass_is_told_what_it_has_calculated = pytest.mark.live(
-    judged((partial(lesson.layers_exercise, 2, 2), LAYERS))
-)
+test_a_wrong_pass_is_told_what_it_has_calculated = judged((partial(lesson.layers_exercise, 2, 2), LAYERS))
 
 
 # The holder of an entry.

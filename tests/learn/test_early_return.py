@@ -101,7 +101,6 @@ def test_a_loop_gives_the_bits_of_one_process_in_any_window(window: int) -> None
     assert loops.first_wrong(held[1], 5) == 3
 
 
-@pytest.mark.live
 def test_real_ranks_walk_a_loop_and_a_wrong_one_is_seen() -> None:
     run = lesson.run_loop(lesson.prefetch, 3, 0, window=2, count=4)
     assert str(run) == "the single process' bits on all 3 ranks"
@@ -155,7 +154,6 @@ def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
         work(i, whole)
 
 
-@pytest.mark.live
 def test_gloo_swaps_matrices_without_a_word_where_ranks_ask_in_another_order() -> None:
     assert str(lesson.run_loop(in_another_order, 2, 0, window=1, count=3)) == (
         "other bits: rank 0 from turn 0 on, rank 1 from turn 0 on"

@@ -95,7 +95,6 @@ SLOW = {"11-a-grid-you-have-not-seen"}
 """Widgets that plan another grid at each position. A usual run leaves them to ``test_many_ranks.py``."""
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("most", "parameters"),
     [

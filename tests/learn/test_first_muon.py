@@ -36,7 +36,6 @@ def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
     return lesson.imitate(ranks, lacking=lacking, skips=True)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("way", sharings.RIGHT)
 def test_the_solution_and_other_ways_to_share_pass(way: str) -> None:
     exercise = lesson.check_share(3)
@@ -44,7 +43,6 @@ def test_the_solution_and_other_ways_to_share_pass(way: str) -> None:
     assert exercise.accepted is sharings.RIGHT[way]
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("ranks", "place", "since"),
     [
@@ -63,13 +61,11 @@ def test_the_first_wrong_interval_is_named(ranks: int, place: str, since: str) -
 FAILS = "A run failed: rank 1 of 2 raised RuntimeError.*. Your function left no buffers to show"
 
 
-@pytest.mark.live
 def test_the_reference_stands_in_for_a_function_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert lesson.run_share(sharings.moves_the_offset_first, 2, lacking="k1").wrong() == []
     assert re.fullmatch(f"{FAILS}: this is the reference.", " ".join(capsys.readouterr().out.split()))
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("ranks", SIZES)
 def test_real_ranks_do_what_intervals_predict(ranks: int) -> None:
     lacking = sharing.owner_lacks("k1", ranks)
@@ -145,7 +141,6 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     assert_quiz(lesson.quiz(3), {"zeros": zeros, "busiest": 1.8, "bytes": sent})
 
 
-@pytest.mark.live
 def test_the_package_refuses_what_the_early_code_got_wrong() -> None:
     with pytest.raises(RankFailedError) as caught:
         launch(sharings.lack_a_gradient, 2)
@@ -163,15 +158,14 @@ GATHERS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.live
 def test_an_all_gather_of_own_updates_passes_at_par() -> None:
     verdict, par = lesson.check_gather(3).check(sharing.gathered), f"{lesson.predict_ring(3):g}"
     assert verdict.passed
     assert f"Yours takes {par} bytes; par is {par}." in verdict.message
 
 
-test_a_wrong_sharing_is_told_what_is_wrong_with_it = pytest.mark.live(
-    judged((partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS))
+test_a_wrong_sharing_is_told_what_is_wrong_with_it = judged(
+    (partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS)
 )
 
 

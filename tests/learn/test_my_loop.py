@@ -67,7 +67,6 @@ def said_of(report: PortReport) -> str:
     return " ".join((found.what, *found.hints)) if found else ""
 
 
-@pytest.mark.live
 def test_each_wrong_port_is_told_what_is_wrong_with_it() -> None:
     pairs = [(port.prepare, port.update), (ports.stub, port.update), (port.prepare, ports.stub)]
     pairs += [(prepare, port.update) for prepare, _ in ports.PREPARED]
@@ -79,7 +78,6 @@ def test_each_wrong_port_is_told_what_is_wrong_with_it() -> None:
         assert says in said_of(report)
 
 
-@pytest.mark.live
 def test_the_port_is_checked_on_real_ranks_and_a_stub_is_open() -> None:
     assert lesson.check_port(2, 1, 0).check(port.prepare, port.update)
     assert_wrong(lesson.check_port(2, 1, 0), 5, port.update, "prepare must be a function")
@@ -129,7 +127,6 @@ WRONG_CLIPS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.live
 def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     found = lesson.check_clip(3).check(lesson.clip)
     assert found
@@ -137,9 +134,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     assert lesson.check_clip(3).check(by_whole_tensors)
 
 
-test_a_wrong_clip_is_told_what_is_wrong_with_it = pytest.mark.live(
-    judged((partial(lesson.check_clip, 4), WRONG_CLIPS))
-)
+test_a_wrong_clip_is_told_what_is_wrong_with_it = judged((partial(lesson.check_clip, 4), WRONG_CLIPS))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +146,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.live
 def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, tmp_path: Path) -> None:
     loads = [port.load, *(load for load, _ in ports.LOADED)]
     folders = [tmp_path / str(number) for number in range(len(loads))]
@@ -166,7 +160,6 @@ def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, 
         assert found.hints
 
 
-@pytest.mark.live
 def test_ranks_that_do_not_save_together_are_told_so() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
@@ -175,7 +168,6 @@ def test_ranks_that_do_not_save_together_are_told_so() -> None:
     assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the next")
 
 
-@pytest.mark.live
 def test_a_life_can_be_read_from_what_a_killed_run_left(killed: Path) -> None:
     life = lives.read(killed, JOB)
     [attempt] = life.attempts
@@ -185,7 +177,6 @@ def test_a_life_can_be_read_from_what_a_killed_run_left(killed: Path) -> None:
     assert CheckpointManager(life.checkpoints).latest_step() == 2
 
 
-@pytest.mark.live
 def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
     grid = 3, 1
     life, others = lives.life_of(*grid, JOB, Port())

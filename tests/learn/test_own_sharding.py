@@ -43,7 +43,6 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
         )
 
 
-@pytest.mark.live
 def test_the_references_functions_pass() -> None:
     grid = (3, 2)
     assert lesson.check_assign(*grid, 0).check(right.assign)
@@ -55,7 +54,6 @@ def test_the_references_functions_pass() -> None:
     assert f"Yours takes {par:g} bytes of all ranks on the way back; par is {par:g}." in verdict.message
 
 
-@pytest.mark.live
 def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
     assert lesson.check_assign(3, 1, 0).check(tried.backwards)
     for gather in (tried.point_to_point, tried.padded, tried.gather_later):
@@ -68,15 +66,13 @@ def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
     assert given_back.check(tried.redistribute_later)
 
 
-test_a_wrong_function_is_told_what_is_wrong_with_it = pytest.mark.live(
-    judged(
-        (lambda: lesson.check_assign(2, 2, 0, timeout=QUICK), tried.ASSIGNED),
-        (lambda: lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), tried.GATHERED),
-        (
-            lambda: lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()), timeout=QUICK),
-            tried.GIVEN_BACK,
-        ),
-    )
+test_a_wrong_function_is_told_what_is_wrong_with_it = judged(
+    (lambda: lesson.check_assign(2, 2, 0, timeout=QUICK), tried.ASSIGNED),
+    (lambda: lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), tried.GATHERED),
+    (
+        lambda: lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()), timeout=QUICK),
+        tried.GIVEN_BACK,
+    ),
 )
 
 
@@ -114,7 +110,6 @@ def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[
     assert "GFLOP" in shown.picture.alt
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("layout", lesson.LAYOUTS)
 def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> None:
     found = launch(tried.travelled, 4, args=(layout, 2, 2), output="quiet")

@@ -127,7 +127,6 @@ WRONG: list[tuple[Callable, str]] = [
 ]
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(("wrong", "says"), WRONG)
 def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str) -> None:
     message = message_of_wrong(shards_alone.check_gather(2, 2), wrong)
@@ -141,7 +140,6 @@ def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
     return torch.cat(pieces, dim=dim)
 
 
-@pytest.mark.live
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -155,7 +153,6 @@ def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     assert shards_alone.picture_of_gathered(broken).alt.count("no matrix") == 2
 
 
-@pytest.mark.live
 def test_pictures_show_the_readers_run() -> None:
     def shown(function: Callable) -> str:
         return shards_alone.picture_of_gathered(shards_alone.run_gather(function, 1, 2)).alt
@@ -209,7 +206,6 @@ def by_broadcast(shard: Tensor, group: Any) -> Tensor:
     return shard
 
 
-@pytest.mark.live
 def test_an_update_that_needs_only_a_sum_of_gram_matrices_passes_at_par() -> None:
     for update in (from_gram, shards_alone.surviving_update):
         said = shards_alone.check_survival(2, 2).check(update).message
@@ -233,12 +229,11 @@ WRONG_UPDATES: list[tuple[Callable, str]] = [
 ]
 
 
-test_an_update_that_does_not_survive_is_told_why = pytest.mark.live(
-    judged((partial(shards_alone.check_survival, 2, 2), WRONG_UPDATES))
+test_an_update_that_does_not_survive_is_told_why = judged(
+    (partial(shards_alone.check_survival, 2, 2), WRONG_UPDATES)
 )
 
 
-@pytest.mark.live
 def test_a_wrong_update_is_shown_in_the_directions_of_the_gradient() -> None:
     verdict = shards_alone.check_survival(2, 2).check(lambda shard, group: from_gram(shard, None))
     assert "singular values are near 0.7" in verdict.message

@@ -172,14 +172,12 @@ WAYS = [
 ]
 
 
-test_a_wrong_way_to_answer_is_told_who_left_out_what = pytest.mark.live(
-    judged(
-        (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
-        (
-            partial(lesson.answers_exercise, 2, 2, timeout=2.0),  # some ranks wait until it is over
-            [(under_the_if, "Is yours under the if?")],
-        ),
-    )
+test_a_wrong_way_to_answer_is_told_who_left_out_what = judged(
+    (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
+    (
+        partial(lesson.answers_exercise, 2, 2, timeout=2.0),  # some ranks wait until it is over
+        [(under_the_if, "Is yours under the if?")],
+    ),
 )
 
 
@@ -198,7 +196,6 @@ def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
     return known
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
 def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skips: int) -> None:
     found = launch(_row_then_column, dp * tp, args=(dp, tp, skips))

@@ -213,7 +213,6 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole:
     assert_quiz(lesson.quiz(lesson.plan_of(dp, tp)), right)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
 def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
     diaries = launch(lesson.record_rank, dp * tp, args=(dp, tp, 0))

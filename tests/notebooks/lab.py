@@ -41,18 +41,13 @@ SHOW = """const app = window.jupyterapp;
 SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.content?.model?.cells?.length > 0"
 
 
-def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
-    """The marks of tests that need a browser, and these packages in this environment."""
+def in_a_browser(*packages: str) -> pytest.MarkDecorator:
+    """The mark of tests that need a browser, and these packages in this environment."""
     lacking = [*missing(), *(name for name in packages if importlib.util.find_spec(name) is None)]
-    skip = pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
-    return [pytest.mark.browser, pytest.mark.slow, skip]
+    return pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
 
 
-def needs_a_browser(test: Any) -> Any:
-    """Mark a test that needs only a browser."""
-    for mark in in_a_browser():
-        test = mark(test)
-    return test
+needs_a_browser = in_a_browser()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from scripts.notebooks import FOLDER
 from ..exhaustive import left_out
 from . import lab
 
-pytestmark = [*lab.in_a_browser("jupyterlab"), pytest.mark.timeout(240)]
+pytestmark = [lab.in_a_browser("jupyterlab"), pytest.mark.timeout(240)]
 LESSONS = sorted(FOLDER.glob("*.ipynb"))
 FIRST = LESSONS[0]
 TRUST = f"return [...{lab.NOTEBOOK}.content.model.cells].some(cell => cell.type == 'code' && cell.trusted)"

@@ -305,8 +305,6 @@ def problems() -> list[Problem]:
 
 
 @pytest.mark.timeout(600)  # a kernel starts, on a machine that may be busy
-@pytest.mark.slow
-@pytest.mark.live
 @pytest.mark.parametrize("cell", CAUGHT)
 def test_a_fault_that_papermill_passes_is_caught_and_nothing_else(problems: list[Problem], cell: str) -> None:
     said = [problem.what for problem in problems if problem.cell.endswith(cell)]

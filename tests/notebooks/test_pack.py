@@ -206,8 +206,6 @@ print([find_spec(name) is not None for name in names])
 """
 
 
-@pytest.mark.live
-@pytest.mark.slow
 def test_a_copy_runs_where_only_what_a_host_has_is_installed(source: str, tmp_path: Path) -> None:
     python = bare.linked_venv(tmp_path / "venv")
     assert (

@@ -26,7 +26,7 @@ from scripts.notebooks import (
 from ..exhaustive import left_out
 from . import bare
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 VERDICTS = ("Right.", "Not yet.", "No answer yet.")
 TWO_THREADS = """import torch

@@ -278,7 +278,6 @@ def swap_as_accelerate_does(rank: int) -> list[Tensor]:
     return [param.full_tensor() for param in params if isinstance(param, DTensor)]
 
 
-@pytest.mark.live
 def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> None:
     for found in launch(swap_as_accelerate_does, 2):
         assert len(found) == 2

@@ -19,8 +19,6 @@ from muon_tutorial.step.parameter_state import local_part
 
 from ..configs.setups import error_of
 
-pytestmark = pytest.mark.live
-
 
 @cache
 def mesh_of(layout: str) -> DeviceMesh:

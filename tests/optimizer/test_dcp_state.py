@@ -167,7 +167,6 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
         assert [name for name in before if not torch.equal(before[name], after[name])] == []
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("ranks", "thorough"),
     [*((ranks, EVERY_HOW) for ranks in LAYOUTS), *(left_out(ranks, LAYOUTS[ranks]) for ranks in (2, 3, 4))],
@@ -205,7 +204,6 @@ def save_slices(rank: int, folder: str) -> str:
     return "saved"
 
 
-@pytest.mark.live
 def test_slices_of_zero1_are_refused_where_they_would_be_lost_and_named(tmp_path) -> None:
     for said in launch(save_slices, 2, args=(str(tmp_path),)):
         assert "momentum_buffer is one rank's slice of the momentum" in said

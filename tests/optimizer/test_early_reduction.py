@@ -86,7 +86,6 @@ def compared(rank: int, axes: dict[str, int], cases: list[Case]) -> dict[Case, b
     return found
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("axes", "cases"), [({"dp": 3}, CASES), ({"dp": 2, "tp": 2}, CASES[:2])], ids=lambda it: str(it)[:30]
 )
@@ -114,7 +113,6 @@ def asked_when(rank: int) -> tuple[list[str], int]:
     return asked, before
 
 
-@pytest.mark.live
 def test_buckets_set_out_during_backward_and_in_the_same_order_everywhere() -> None:
     (first, early), (second, waiting) = launch(asked_when, 2)
     assert first == second  # although rank 1's first bucket was complete only in step()
@@ -174,7 +172,6 @@ def scaled(muon: Muon) -> Any:
     return SimpleNamespace(found_inf=torch.zeros(1), param_groups=muon.param_groups)
 
 
-@pytest.mark.live
 def test_misuse_is_refused_and_changes_nothing() -> None:
     zero, one = launch(misused, 2)
     for told in (zero, one):
@@ -216,7 +213,6 @@ def straddled(rank: int) -> list[str]:
     return told
 
 
-@pytest.mark.live
 def test_a_parameter_in_two_buckets_is_whole_or_refused() -> None:
     for told in launch(straddled, 2):
         assert told[:3] == ["1", "nothing", "1"]
@@ -233,7 +229,6 @@ def sparse_on_one(rank: int) -> str:
     return heard(muon.step)
 
 
-@pytest.mark.live
 def test_a_gradient_that_cannot_be_sent_is_refused_on_all_ranks() -> None:
     zero, one = launch(sparse_on_one, 2)
     assert zero.startswith("GradientError: rank 0: a gradient of bucket 0")

@@ -247,7 +247,6 @@ def tensors(results: list[dict[str, Result]], case: Callable) -> list[list[Tenso
     return [held for _, _, held in found]
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.__name__)
 def test_both_ranks_are_told(results: list[dict[str, Result]], case: Case) -> None:
     error, said = REFUSED[case]
@@ -257,7 +256,6 @@ def test_both_ranks_are_told(results: list[dict[str, Result]], case: Case) -> No
         assert said in text
 
 
-@pytest.mark.live
 def test_a_gradient_placed_otherwise_on_one_rank_leaves_none_waiting(
     results: list[dict[str, Result]],
 ) -> None:
@@ -268,7 +266,6 @@ def test_a_gradient_placed_otherwise_on_one_rank_leaves_none_waiting(
     assert "but the parameter has (Shard(dim=0),)" in own
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -> None:
     alone = trained(way, None)
@@ -277,7 +274,6 @@ def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("way", "said"),
     [
@@ -289,21 +285,18 @@ def test_half_of_the_pair_is_refused(results: list[dict[str, Result]], way: Call
     assert all(said in of_rank[way.__name__][1] for of_rank in results)
 
 
-@pytest.mark.live
 def test_frozen_parameters_begin_with_the_first_ranks_values(results: list[dict[str, Result]]) -> None:
     first = list(network().parameters())
     for held in tensors(results, frozen_and_seeded_otherwise):
         assert all(map(torch.equal, held, first))
 
 
-@pytest.mark.live
 def test_imaginary_parts_count_in_the_norm(results: list[dict[str, Result]]) -> None:
     for norm, grad in tensors(results, complex_norm):
         assert norm.item() == pytest.approx(75**0.5)
         assert torch.linalg.vector_norm(grad).item() == pytest.approx(0.5)
 
 
-@pytest.mark.live
 def test_gradients_have_the_dtype_that_parameters_ask_for(results: list[dict[str, Result]]) -> None:
     for [grad] in tensors(results, wide_gradients):
         assert grad.dtype == torch.float32

@@ -232,7 +232,6 @@ def results() -> Results:
     return launch(everything, 2, timeout=60)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("case", SKIPPED, ids=str)
 def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -> None:
     """Also after clipping."""
@@ -244,14 +243,12 @@ def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -
     assert all(map(torch.equal, one[1][2], other[1][2]))
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("layout", SKIPS_ITSELF)
 def test_only_plain_gradients_leave_skipping_to_the_step(results: Results, layout: str) -> None:
     """For DTensors the scaler asks all ranks itself; Lightning refuses to clip if an optimizer may skip."""
     assert [of_rank[layout] for of_rank in results] == [SKIPS_ITSELF[layout]] * 2
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, case: Scaled) -> None:
     steps, complaint = REFUSED[case]
@@ -261,7 +258,6 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
         assert len(weights) == steps
 
 
-@pytest.mark.live
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
     """Also if the model was frozen when gradients were reset; but no longer once the optimizer is gone."""
     for of_rank in results:
@@ -271,7 +267,6 @@ def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(re
         assert of_rank["end_and_clip"] == "Tensor"
 
 
-@pytest.mark.live
 def test_saving_one_ranks_slice_warns_once_and_names_the_remedy(results: Results) -> None:
     for [said] in (of_rank["save_zero1"] for of_rank in results):
         assert "save_checkpoint()" in said

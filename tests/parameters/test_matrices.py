@@ -271,7 +271,6 @@ def whole_gradients(step: int) -> list[Tensor]:
     return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in ((6, 4), (4, 6))]
 
 
-@pytest.mark.live
 def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
     """Also uneven and empty shards, and strided ones."""
     net = numbered_net()

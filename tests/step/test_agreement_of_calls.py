@@ -93,7 +93,6 @@ def heard_of(rank: int, mesh: DeviceMesh, strategy: str, what: str, readied: boo
     return "nothing", ""
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("strategy", "whats", "readied"),
     [
@@ -128,7 +127,6 @@ def alike_again(rank: int, strategy: str) -> list[str]:
     return heard
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 def test_ranks_go_on_after_a_refusal(strategy: str) -> None:
     one, odd = launch(alike_again, 2, args=(strategy,), timeout=20)

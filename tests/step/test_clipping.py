@@ -57,7 +57,6 @@ def norms(rank: int) -> list[tuple[str, float, float]]:
     return found
 
 
-@pytest.mark.live
 def test_the_norm_is_that_of_the_whole_gradients() -> None:
     for by_rank in launch(norms, 4):
         for case, norm, due in by_rank:

@@ -269,7 +269,6 @@ def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
     return found
 
 
-@pytest.mark.live
 def test_real_ranks_are_within_the_bound_resume_to_the_bit_and_move_to_zero1(tmp_path: Any) -> None:
     case = replace(UNEVEN, steps=4)
     by_rank = launch(run_live, 4, args=(str(tmp_path / "saved"),))

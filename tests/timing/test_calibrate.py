@@ -101,7 +101,6 @@ def machine(unit: float) -> Machine:
     return Machine("m", rates, ((4096.0, 10 * unit),), *numbers, cores=2, byte=byte, message=message)
 
 
-@pytest.mark.live
 def test_ranks_stop_together_where_time_is_up() -> None:
     """One rank's time runs out long before the other's."""
     assert launch(sample_until, 2, args=((math.inf, 0.0),)) == [0, 0]
@@ -111,7 +110,6 @@ def sample_until(rank: int, ends: tuple[float, ...]) -> int:
     return len(sample_gloo(rank, ends[rank]))
 
 
-@pytest.mark.live
 def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time runs out before anything is done, as on a machine that is slow enough."""
     monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0))
@@ -164,7 +162,6 @@ def rough_rates(rank: int) -> calibration.ComputeRates:
     return calibration.compute_rates(rank)
 
 
-@pytest.mark.live
 @pytest.mark.timeout(600)
 def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

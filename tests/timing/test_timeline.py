@@ -228,7 +228,6 @@ def recorded() -> list[list[StepTimeline]]:
     return record_cases(SMALL)
 
 
-@pytest.mark.live
 def test_real_ranks_live_through_the_phases_that_are_predicted(recorded: list[list[StepTimeline]]) -> None:
     for case, (real,) in zip(CASES, recorded, strict=True):
         said = predict_case(SMALL, LAPTOP, *case)
@@ -264,7 +263,6 @@ def on_two_ranks(rank: int) -> list[Any]:
     return [record_walk(world, program(False), recorder), len(recorder.notes), world.observers]
 
 
-@pytest.mark.live
 def test_a_recorder_notes_whole_steps_and_lets_go_of_its_world() -> None:
     for rank, (noted, kept, observers) in enumerate(launch(on_two_ranks, 2)):
         assert (noted.rank, kept, observers) == (rank, 1, [])
@@ -280,7 +278,6 @@ def test_a_rate_is_as_tc_writes_it(rate: str, per_second: float) -> None:
     assert LAPTOP.on_bus(bytes_of(rate)).inside == link
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("steps", ["those above", left_out("new ones")])
 def test_the_script_prints_a_row_for_each_case_and_writes_its_pictures(
     steps: str,

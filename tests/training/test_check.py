@@ -78,7 +78,6 @@ def orthogonalize_nothing(trainer: Trainer) -> None:
     orthogonalize.newton_schulz_update = lambda whole, *_: whole
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(("strategy", "grid"), [("zero1", (1, 1)), ("zero1", (2, 2)), ("replicated", (2, 2))])
 def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int]) -> None:
     options = {"strategy": strategy, "dp": grid[0], "tp": grid[1]}
@@ -93,7 +92,6 @@ def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int
     assert (", rank 3: " in said) == (grid == (2, 2))
 
 
-@pytest.mark.live
 def test_a_rank_that_does_not_orthogonalize_is_found_by_the_audit() -> None:
     options = {"dp": 2, "tp": 1, "strategy": "owner"}
     verdicts = launch(checked_steps, 2, args=(options, orthogonalize_nothing), output="quiet")
@@ -105,7 +103,6 @@ def test_a_rank_that_does_not_orthogonalize_is_found_by_the_audit() -> None:
         assert describe_verdict(second, 2) == f"FAILED at step 2: {second.audit}"
 
 
-@pytest.mark.live
 def test_a_learning_rate_that_moves_nothing_fails_no_check() -> None:
     """torch's own Muon stands still as well."""
     for verdict in launch(checked_steps, 1, args=({"dp": 1, "tp": 1, "lr": 1e-12},), output="quiet")[0]:
@@ -113,7 +110,6 @@ def test_a_learning_rate_that_moves_nothing_fails_no_check() -> None:
         assert update_verdict.STILL in verdict.audit
 
 
-@pytest.mark.live
 def test_only_a_checked_step_is_audited_and_nothing_stays_behind() -> None:
     assert launch(audits_of_steps, 1, output="quiet") == [[(0, 0), (1, 0)]]
 
@@ -131,7 +127,6 @@ def audits_of_steps(rank: int) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.live
 def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
     options = {"strategy": "gram", "dp": 2, "tp": 2}
     verdicts = launch(checked_steps, 4, args=(options,), output="quiet")
@@ -143,7 +138,6 @@ def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
         assert not replace(verdict, cut_error=1.1).passed
 
 
-@pytest.mark.live
 def test_one_wrong_bit_on_one_rank_fails_the_check_on_all() -> None:
     verdicts = launch(
         checked_steps, 2, args=({"dp": 2, "tp": 1}, flip_one_bit_after_the_step), output="quiet"

@@ -51,7 +51,6 @@ def whole(grad: torch.Tensor | None) -> torch.Tensor:
     return grad.full_tensor() if isinstance(grad, DTensor) else grad
 
 
-@pytest.mark.live
 def test_cutting_the_model_changes_no_gradient() -> None:
     model = build_gpt(SHAPE, seed=0)
     next_byte_loss(model, TOKENS[:, :-1], TOKENS[:, 1:]).backward()

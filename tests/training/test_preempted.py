@@ -16,8 +16,6 @@ from scripts.lab.faults.preempted import preempt
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.live,
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc"),
 ]
 

@@ -29,7 +29,6 @@ PATIENCE = 180.0
 
 pytestmark = [
     pytest.mark.timeout(3600),
-    pytest.mark.live,
     pytest.mark.exhaustive,
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
 ]

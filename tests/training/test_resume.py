@@ -41,7 +41,6 @@ def losses(result: RunResult | StoppedRun) -> list[float]:
     return [*(record.loss for record in result.records), result.loss_before, result.loss_after]
 
 
-@pytest.mark.live
 def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
     unchecked = replace(SETTINGS, check=False)
     whole = losses(run(unchecked, Saving(tmp_path, every=3, run="one"))[0])
@@ -62,7 +61,6 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
         run(alone, Saving(tmp_path, begin=3, run="two"))
 
 
-@pytest.mark.live
 def test_a_run_that_is_asked_to_stop_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
     saving = Saving(tmp_path)
     saving.stop_file.touch()
@@ -269,7 +267,6 @@ def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
         assert not saving.stop_file.exists()
 
 
-@pytest.mark.live
 def test_a_run_goes_on_from_the_older_checkpoint_when_the_newest_is_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -24,8 +24,6 @@ PATIENCE = 150.0
 
 pytestmark = [
     pytest.mark.timeout(600),
-    pytest.mark.live,
-    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="addresses of the loopback network"),
 ]
 

@@ -12,7 +12,6 @@ from scripts.lab.faults.nodes import NoNamespacesError, disturbed
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.live
 @pytest.mark.exhaustive  # in ``test_two_agents``, a rank killed on one node ends with the same bits
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces")
 @pytest.mark.parametrize(("kind", "least"), [("node", 2), ("link", 2), ("node", 1)])

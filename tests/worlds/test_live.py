@@ -21,8 +21,6 @@ from muon_tutorial.launching.timeouts import group_timeout
 
 from .requests import PARTS, PROGRAMS, asks
 
-pytestmark = pytest.mark.live
-
 DP3, DP2_TP2 = Grid.of(dp=3), Grid.of(dp=2, tp=2)
 AXES = (("dp",), ("tp",), ("dp", "tp"))
 ASKED_OF_LAUNCH, ASKED_OF_MESH = 21.0, 17.0

@@ -26,8 +26,6 @@ from ...configs.functions import config
 from . import traps
 from .traps import assert_keeps_to_the_format
 
-pytestmark = pytest.mark.live
-
 MATRICES = 4
 
 

@@ -17,7 +17,6 @@ from scripts.lab.kernel_counters import tcp_sent
 WORK = Workload(GPTShape(layers=1, width=32, heads=4, context=8), batch=4)
 ELEMENTS = 32 * 32 * 12 + 2 * 32 + 2 * 256 * 32 + 32
 MATRICES = 32 * 32 * 12
-pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.training.settings import TrainSettings
 from scripts.loss_curves import LAST, Way, WayCurve, curves_table, spread_table, train_curves
 
 
-@pytest.mark.live
 def test_runs_of_a_seed_begin_alike_and_go_different_ways() -> None:
     settings = TrainSettings(
         dp=1,

@@ -202,7 +202,6 @@ def test_a_package_does_the_work_that_its_row_says(name: str) -> None:
 # Ranks
 
 
-@pytest.mark.live
 def test_ranks_step_in_turns_and_two_halves_make_a_whole() -> None:
     chosen = steps_over_ranks.cases((1, 2))
     two = [RankCase(name, 2) for name in (OWNER, OVERLAPPED, "round_robin", APART)]

@@ -46,7 +46,6 @@ def test_windows_are_compared_case_by_case() -> None:
     assert row["apart by points"] == 10.0
 
 
-@pytest.mark.live
 def test_steps_and_reductions_are_measured_on_real_ranks() -> None:
     (seconds,) = step_times.measure_steps([StepCase("layerwise", (("dp", 2),), 100_000, 3, 32, 1)], rounds=1)
     assert seconds > 0

@@ -54,7 +54,6 @@ def a_case(kind: str, strategy: str = "zero1 all", rank: int | None = 1, **more:
     return replace(case, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.live
 def test_data_faults_end_as_they_should(campaign: Campaign) -> None:
     cases = [a_case("nothing", strategy, None) for strategy in ("zero1 boundary", "owner", "own functions")]
     cases += [a_case("gradient None"), a_case("strided gradient", "round_robin")]
@@ -63,13 +62,11 @@ def test_data_faults_end_as_they_should(campaign: Campaign) -> None:
     assert outcomes_of(campaign, cases) == []
 
 
-@pytest.mark.live
 def test_local_worlds_end_as_they_should(campaign: Campaign) -> None:
     cases = [a_case(kind, starter="LocalWorld") for kind in ("nothing", "a parameter more", "gradient None")]
     assert outcomes_of(campaign, cases) == []
 
 
-@pytest.mark.live
 def test_ranks_that_end_are_named(campaign: Campaign) -> None:
     early, mid, late = strikes.IN_A_STEP
     kinds = {"SIGKILL": strikes.STARTING, "SIGSEGV": "arguments arrive", "sys.exit(3)": "before the mesh"}
@@ -79,7 +76,6 @@ def test_ranks_that_end_are_named(campaign: Campaign) -> None:
     assert outcomes_of(campaign, cases) == []
 
 
-@pytest.mark.live
 def test_a_checkpoint_without_a_file_is_refused(campaign: Campaign) -> None:
     cases = [a_case("a file is missing", rank=None, starter="one process", dice=dice) for dice in range(3)]
     assert outcomes_of(campaign, cases) == []
@@ -96,7 +92,6 @@ def test_the_script_lists_without_running(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.live
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_whole_campaign_finds_no_hole(campaign: Campaign, seed: int) -> None:

@@ -102,7 +102,6 @@ def campaign() -> Iterator[Campaign]:
     made.close()
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("plant", "verdict"),
     [
