@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.grid import Coordinate, Grid
+from muon_tutorial import Coordinate, Grid, LiveWorld, Muon
 from muon_tutorial.plan.layout import Placement, Shard, shard_box
 from muon_tutorial.plan.strategies import Builder, zero1
-from muon_tutorial.worlds.live import LiveWorld
 from muon_tutorial.worlds.local import LocalMesh, LocalWorld
 
 

@@ -12,11 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial import Grid, LiveWorld, Matrix, build_mesh, launch
 from muon_tutorial.plan.strategies import Builder, Plan, owner
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from .exhaustive import left_out
 from .oracle import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial import Muon, MuonWithAdamW
 
 Pair = tuple[nn.Module, MuonWithAdamW]
 

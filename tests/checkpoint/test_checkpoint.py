@@ -16,16 +16,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
+from muon_tutorial import Grid, LiveWorld, Muon, MuonWithAdamW, Replicate, Shard, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from ..oracle import UNEVEN, Case, own_params, own_part, whole_gradients, whole_matrices
 from ..test_strategies import VARIANTS

@@ -16,16 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.fsdp import fully_shard
 
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, split_parameters, zero1
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.errors import CheckpointError
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
-from muon_tutorial.optimizer.split_parameters import split_parameters
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.strategies import zero1
-from muon_tutorial.worlds.live import build_mesh
-from muon_tutorial.worlds.local import LocalWorld
 
 from ..configs.setups import error_of, full
 from . import models

@@ -14,11 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from muon_tutorial import launch
+from muon_tutorial import Muon, MuonWithAdamW, launch
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, loading, save_checkpoint
 from muon_tutorial.errors import CheckpointError, UsageError
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 
 from .models import Pair, assert_same_bits, bits, fresh, same, trained
 

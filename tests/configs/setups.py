@@ -17,13 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial import DistributedConfig, TutorialError
 from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.errors import TutorialError
 from muon_tutorial.parameters.tensor_parallel import TpDim
 
 from .models import Block, Experts, Mlp

@@ -20,13 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from muon_tutorial.callbacks.create_configs import create_devicemesh_config
+from muon_tutorial import LiveWorld, Muon, build_mesh, create_devicemesh_config, launch
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.orthogonalizers.gram import DIFFERENCE
 from muon_tutorial.plan.strategies import gram, layerwise, owner, owner_per_replica, round_robin, zero1
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}

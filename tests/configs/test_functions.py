@@ -13,12 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial import DistributedConfig, LiveWorld, Muon, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import create_devicemesh_config, create_processgroup_config
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import functions
 from .functions import config

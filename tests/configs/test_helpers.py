@@ -13,9 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial import Muon, build_mesh, launch
 
 from .oracle import Oracle, counted
 from .setups import HELPERS, MATRICES, SETUPS, error_of, full, hidden, mlp

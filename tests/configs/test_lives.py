@@ -13,10 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial import Muon, build_mesh, create_dtensor_config, create_processgroup_config, launch
 
 from . import functions
 from .oracle import Oracle

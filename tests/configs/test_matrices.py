@@ -19,19 +19,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor import distribute_tensor
 
-from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial import Coordinate, DistributedConfig, Grid, LocalWorld, Muon, Shard, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Parts
-from muon_tutorial.worlds.live import build_mesh
-from muon_tutorial.worlds.local import LocalWorld
 
 from ..exhaustive import left_out
 from ..oracle import own_part

@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial import DistributedConfig, Muon, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
 from muon_tutorial.errors import ConfigError
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.worlds.live import build_mesh
 
 from . import functions
 from .setups import error_of

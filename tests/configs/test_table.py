@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial import Muon, build_mesh, launch
 
 from .table import CASES, as_markdown, make_table
 

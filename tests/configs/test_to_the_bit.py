@@ -18,14 +18,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from muon_tutorial import Muon, MuonWithAdamW
-from muon_tutorial.callbacks.config import DistributedConfig
+from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import create_processgroup_config
 from muon_tutorial.errors import StrategyError
-from muon_tutorial.launching.launch import launch
 from muon_tutorial.orthogonalizers.named import RECIPES
 from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
-from muon_tutorial.worlds.live import build_mesh
 
 from ..oracle import whole
 from .functions import in_turn

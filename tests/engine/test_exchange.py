@@ -7,13 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from muon_tutorial import Grid, Matrix, Shard, owner
+from muon_tutorial import Coordinate, Grid, LocalWorld, Matrix, Shard, owner
 from muon_tutorial.engine.collective import Label, Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.pieces import Pieces
 from muon_tutorial.plan.exchange import Exchange, LocalShards, WholeMatrices
-from muon_tutorial.plan.grid import Coordinate
-from muon_tutorial.worlds.local import LocalWorld
 
 CPU, HERE = torch.device("cpu"), Label("test")
 GRIDS = ({"dp": 3}, {"dp": 4}, {"dp": 2, "tp": 3}, {"dp": 2, "tp": 2, "ep": 2})

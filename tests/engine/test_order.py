@@ -7,16 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muon_tutorial import Grid, LocalWorld, Matrix, Shard
 from muon_tutorial.engine.collective import Collective, Walk
 from muon_tutorial.errors import RequestError
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Plan, fingerprint, zero1
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.step import PlanStep
-from muon_tutorial.worlds.local import LocalWorld
 from muon_tutorial.worlds.shadow import requests_of
 
 from ..plan.cases import Case, cases

@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.travel import travel
-from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
-from muon_tutorial.worlds.local import LocalWorld
 
 from ..plan.cases import hand_cuts
 

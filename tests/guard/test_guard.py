@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import GradientError, MismatchError, UsageError
 from muon_tutorial.guard.guard import State
-from muon_tutorial.plan.strategies import STRATEGIES
 
 from ..configs.setups import heard
 from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients

@@ -20,14 +20,12 @@ from tests.launching.launch_traces import WITHIN, heed_interrupts, still_running
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
-from muon_tutorial.launching.launch import launch
 from tests.launching.launch_ranks import hang
 launch(hang, 3, args=({stopped},), timeout=60.0, method={method!r})
 """
 PROMPT = """
 import os, torch
 import torch.distributed as dist
-from muon_tutorial.launching.launch import launch
 scale = 2.0
 def double(rank):
     x = torch.ones(1)
@@ -119,9 +117,8 @@ def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> No
 SERVER = """
 import os, signal
 from concurrent.futures import ThreadPoolExecutor
-from muon_tutorial.errors import LaunchError
+from muon_tutorial import LaunchError, launch
 from muon_tutorial.launching import fork_server
-from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import WITHIN, still_running
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Grid
+from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.learn import early_return as lesson
 from muon_tutorial.learn.early_return import exercises, loops, missing_wait
-from muon_tutorial.worlds.local import LocalWorld
 
 from ..exhaustive import left_out
 from .answers import assert_quiz, assert_wrong, judged

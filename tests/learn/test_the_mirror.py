@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Replicate, launch
+from muon_tutorial import Replicate, UsageError, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
-from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror import replay

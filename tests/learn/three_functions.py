@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import create_devicemesh_config
+from muon_tutorial import build_mesh, create_devicemesh_config
 from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.worlds.live import build_mesh
 
 State = dict[str, Any]
 

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
+from muon_tutorial import Grid, LocalWorld, Muon, UsageError, build_mesh, launch
 from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, default_folder, kept_calibration
 from muon_tutorial.optimizer.make_steps import DefaultSteps, with_recipes
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
-from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.processor import describe_processor
 
 from ..configs.setups import heard

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, zero1
+from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, zero1
 from muon_tutorial.engine.collective import Collective, Label
 from muon_tutorial.engine.travel import all_reduce
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, layerwise
-from muon_tutorial.worlds.live import LiveWorld
 
 from ..configs.setups import heard
 

@@ -13,11 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from muon_tutorial import Grid, LocalWorld
-from muon_tutorial.errors import UsageError
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
-from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, split_parameters
 
 
 def network() -> nn.Sequential:

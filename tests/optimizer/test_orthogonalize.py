@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import STRATEGIES, LocalWorld, Muon, UsageError
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, UsageError
 from muon_tutorial.newton_schulz import YOU_JIACHENG
 from muon_tutorial.orthogonalizers import iterate
 from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES
-from muon_tutorial.plan.grid import Grid
 from muon_tutorial.step import orthogonalize as orthogonalize_step
 from muon_tutorial.step import single_process
 from muon_tutorial.step.orthogonalize import newton_schulz_update

@@ -16,8 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import lr_scheduler
 
-from muon_tutorial import MuonWithAdamW, build_mesh, launch
-from muon_tutorial.errors import UsageError
+from muon_tutorial import MuonWithAdamW, UsageError, build_mesh, launch
 
 from ..configs.setups import error_of
 from ..oracle import whole

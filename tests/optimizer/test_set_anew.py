@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Grid, Muon, MuonWithAdamW
+from muon_tutorial import Grid, Muon, MuonWithAdamW, Replicate
 from muon_tutorial.errors import MismatchError, UsageError
-from muon_tutorial.plan.layout import Replicate
 
 from ..oracle import Case, Ranks, assert_own_parts, options, seated, whole_gradients, whole_matrices
 

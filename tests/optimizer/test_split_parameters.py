@@ -11,9 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from muon_tutorial.errors import UsageError
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial import Muon, UsageError, split_parameters
 
 
 class Block(nn.Module):

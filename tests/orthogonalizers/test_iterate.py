@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from muon_tutorial.errors import UsageError
-from muon_tutorial.newton_schulz import KELLER_JORDAN
+from muon_tutorial import KELLER_JORDAN, UsageError
 from muon_tutorial.orthogonalizers import iterate
 from muon_tutorial.orthogonalizers.iterate import (
     RUN_BYTES,

@@ -7,11 +7,8 @@ import math
 import pytest
 import torch
 
-from muon_tutorial import LocalWorld, Muon, MuonWithAdamW
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import GradientError, MismatchError
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.strategies import STRATEGIES
 
 from ..configs.functions import config
 from ..configs.setups import error_of

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
+from muon_tutorial import Grid, Muon, MuonWithAdamW, Replicate, build_mesh, launch
 from muon_tutorial.errors import MismatchError
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Replicate
 
 from ..configs.setups import error_of
 from ..oracle import Case, assert_own_parts, give_gradients, options, seated, whole_gradients, whole_matrices

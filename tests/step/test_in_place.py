@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import STRATEGIES, Grid, Matrix, Plan, Shard
+from muon_tutorial import STRATEGIES, Grid, Matrix, Plan, Shard, zeropower_via_newtonschulz
 from muon_tutorial.engine.collective import Collective
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.worlds.shadow import walk_alone
 

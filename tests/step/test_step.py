@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, Shard
+from muon_tutorial import STRATEGIES, Coordinate, Grid, LocalWorld, Muon, Shard
 from muon_tutorial.errors import GradientError, UsageError
-from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.layout import Placement
 from muon_tutorial.plan.layout import Replicate as Uncut
 

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
+from muon_tutorial import Grid, LocalWorld, Matrix, UsageError, launch
 from muon_tutorial.cli import main
 from muon_tutorial.engine.collective import Collective, Kind, Walk
-from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.timing import calibrate as calibration
 from muon_tutorial.timing.calibrate import (
     BANDWIDTHS,
@@ -38,7 +35,6 @@ from muon_tutorial.timing.calibrate import (
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.step_cost import STRATEGIES, estimate
-from muon_tutorial.worlds.local import LocalWorld
 
 SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
 BYTE, MESSAGE, LATENCY, TURN = 1e-9, 2e-5, 1e-4, 3e-5

@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from muon_tutorial import Grid, Replicate, Shard
 from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError, UsageError
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.model_configs import MODEL_TYPES, SAME_AS, shape_from_config
 from muon_tutorial.timing.model_shape import ModelShape, stage_layers, stage_matrices

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Coordinate, Grid, Matrix, Shard
+from muon_tutorial import Coordinate, Grid, Matrix, Shard, layerwise, owner
 from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.exchange import Exchange, Parcels
-from muon_tutorial.plan.strategies import layerwise, owner
 from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link

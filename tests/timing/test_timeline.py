@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, launch
+from muon_tutorial import Grid, LiveWorld, build_mesh, launch
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.errors import TraceError, UsageError
 from muon_tutorial.evidence.traces.profiler_trace import parse_trace
@@ -47,7 +47,6 @@ from muon_tutorial.timing.timeline_cases import (
     predict_case,
     record_cases,
 )
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from scripts import timelines as script
 from scripts.timelines import TimelinePair, draw_pairs
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.launching.launch import launch
+from muon_tutorial import build_mesh, launch
 from muon_tutorial.training.gpt import GPTShape, build_gpt, next_byte_loss, parallelize
-from muon_tutorial.worlds.live import build_mesh
 
 SHAPE = GPTShape(layers=2, width=16, heads=4, context=12)
 TOKENS = torch.arange(24).view(2, 12) * 7 % 256

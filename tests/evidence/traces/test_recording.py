@@ -13,13 +13,10 @@ import torch
 import torch.distributed._functional_collectives as functional
 from torch.profiler import record_function
 
-from muon_tutorial import Muon
+from muon_tutorial import Coordinate, Ledger, Muon, launch
 from muon_tutorial.engine.collective import Collective, Kind, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
-from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.evidence.traces.recording import RankRecorder, RecordedRun, merge, record
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
 
 from ...configs.functions import config
