@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.orthogonalizers.named import RECIPES
-from scripts import fused_figures, step_benchmark
+from scripts import fused_figures, measure, step_benchmark
 from scripts.lab.benchmarks.contenders import CONTENDERS
 from scripts.lab.benchmarks.newton_schulz_times import summary
 from scripts.lab.benchmarks.steps_over_ranks import OWNER, RANKS
@@ -63,6 +63,14 @@ def test_the_results_name_their_machine_versions_command_and_date() -> None:
 def test_predicted_bytes_are_the_kernels_for_every_contender() -> None:
     for row in table("Bytes of a step: every contender on the same work"):
         assert row["Gloo with preambles"] == row["counted by the kernel"]
+
+
+def test_plots_are_drawn_from_the_kept_tables(tmp_path: Path) -> None:
+    words = measure.plots(tmp_path, read_tables(RESULTS / "measure.json"))
+    assert len(words) == 3
+    for name, said in words.items():
+        assert "</svg>" in (tmp_path / name).read_text(encoding="utf-8")
+        assert f"![{said}]({name})" in (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_interface_agrees_within_two_per_cent() -> None:

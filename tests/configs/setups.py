@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -17,18 +20,97 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial import DistributedConfig, TutorialError
+from muon_tutorial import DistributedConfig, TutorialError, zeropower_via_newtonschulz
 from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
     create_processgroup_config,
 )
 from muon_tutorial.parameters.tensor_parallel import TpDim
-
-from .models import Block, Experts, Mlp
-from .oracle import Whole
+from muon_tutorial.step import orthogonalize
 
 WIDTH, HIDDEN, TOKENS = 12, 20, 16  # 20 rows over 3 or 8 ranks: uneven; 12 over 8: empty shards
+
+
+class Block(nn.Module):
+    """One residual block; Muon steps its two weights."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Mlp(nn.Module):
+    """A few blocks, and a norm that Muon does not step."""
+
+    def __init__(self, width: int, hidden: int, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class Experts(nn.Module):
+    """Experts spread over a group, one per rank; a router sends each token to the one it rates highest."""
+
+    def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.router = nn.Linear(width, dist.get_world_size(group), bias=False)
+        self.expert = Block(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        order = chosen.argsort(stable=True)
+        sends = torch.bincount(chosen, minlength=dist.get_world_size(self.group))
+        receives = torch.empty_like(sends)
+        dist.all_to_all_single(receives, sends, group=self.group)
+        there, back = sends.tolist(), receives.tolist()
+        arrived = all_to_all_single_autograd(x[order].contiguous(), back, there, self.group)
+        returned = all_to_all_single_autograd(self.expert(arrived), there, back, self.group)
+        out = torch.zeros_like(x).index_copy(0, order, returned)
+        return x + weights[:, None] * out
+
+
+Whole = Callable[[Tensor, Tensor], Tensor]
+"""``(parameter, this rank's part of it or of its gradient) -> the whole``. All ranks must call."""
+
+
+class Oracle:
+    """``torch.optim.Muon`` over copies of the whole parameters, on every rank."""
+
+    def __init__(self, params: Sequence[Tensor], whole: Whole, **options: Any) -> None:
+        self.params, self.whole = list(params), whole
+        self.copies = [torch.nn.Parameter(whole(param, param.detach()).clone()) for param in self.params]
+        self.stock = torch.optim.Muon(self.copies, **options)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step the copies with the gradients that the parameters have now."""
+        for param, copy in zip(self.params, self.copies, strict=True):
+            copy.grad = None if param.grad is None else self.whole(param, param.grad).clone()
+        self.stock.step()
+
+    @torch.no_grad()
+    def differences(self) -> list[str]:
+        """The parameters that differ from their copies in any bit."""
+        return [
+            f"parameter {index} of shape {tuple(copy.shape)}"
+            for index, (param, copy) in enumerate(zip(self.params, self.copies, strict=True))
+            if not torch.equal(self.whole(param, param.detach()), copy)
+        ]
+
+
+counted = partial(patch.object, orthogonalize, "zeropower_via_newtonschulz", wraps=zeropower_via_newtonschulz)
+"""``with counted() as calls``: ``calls.call_count`` matrices were orthogonalized in this process."""
 
 
 def full(param: Tensor, held: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import Muon, build_mesh, launch
 
-from .oracle import Oracle, counted
-from .setups import HELPERS, MATRICES, SETUPS, error_of, full, hidden, mlp
+from .setups import HELPERS, MATRICES, SETUPS, Oracle, counted, error_of, full, hidden, mlp
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}

@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from muon_tutorial import Muon, build_mesh, create_dtensor_config, create_processgroup_config, launch
 
 from . import functions
-from .oracle import Oracle
-from .setups import batch, error_of, full, hidden, mlp, sharded
+from .setups import Oracle, batch, error_of, full, hidden, mlp, sharded
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 MICROBATCHES = 3

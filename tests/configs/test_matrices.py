@@ -30,8 +30,7 @@ from muon_tutorial.plan.matrix import Parts
 from ..exhaustive import left_out
 from ..oracle import own_part
 from ..test_strategies import VARIANTS
-from .oracle import counted
-from .setups import full
+from .setups import counted, full
 from .table import over_fsdp
 
 STEPS = 2
