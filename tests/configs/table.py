@@ -160,37 +160,56 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def copied(laid: Tensor) -> Tensor:
+    """A copy, with ``partition_dim`` and ``partition_sizes`` if there are any."""
+    copy = laid.clone()
+    vars(copy).update(vars(laid))
+    return copy
+
+
 def parameter(laid: Tensor) -> nn.Parameter:
-    param = nn.Parameter(laid)
-    vars(param).update(vars(laid))  # partition_dim and partition_sizes
+    copy = copied(laid)
+    param = nn.Parameter(copy)
+    vars(param).update(vars(copy))
     return param
 
 
-def outcomes_of(row: Row, column: str, world: LiveWorld) -> list[str]:
+class LaidRow:
+    """A row's matrices on its mesh, laid out once for all columns."""
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.world = row, LiveWorld(build_mesh(row.axes))
+        self.given = {
+            (cut, step): self.laid(matrices(cut, step)) for cut in SHAPES for step in range(STEPS + 1)
+        }
+        self.ends = {cut: [local(end) for end in self.laid(by_stock(cut))] for cut in SHAPES}
+        self.gram_ends = {cut: [local(end) for end in self.laid(by_gram_form(cut))] for cut in SHAPES}
+
+    def laid(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self.row.lay(index, tensor, self.world.mesh) for index, tensor in enumerate(tensors)]
+
+
+def outcomes_of(laid: LaidRow, column: str) -> list[str]:
     """The outcome for each cut on one rank. One optimizer has a group for the matrices of each cut."""
-
-    def laid(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [row.lay(index, tensor, world.mesh) for index, tensor in enumerate(tensors)]
-
-    groups = [{"params": [parameter(part) for part in laid(matrices(cut, 0))]} for cut in SHAPES]
+    groups = [{"params": [parameter(part) for part in laid.given[cut, 0]]} for cut in SHAPES]
     try:
-        muon = Muon(groups, **OPTIONS, **COLUMNS[column](world))
+        muon = Muon(groups, **OPTIONS, **COLUMNS[column](laid.world))
     except StrategyError as error:
         return [f"refused: {error}"] * len(SHAPES)
     for step in range(1, STEPS + 1):
         for cut, group in zip(SHAPES, groups, strict=True):
-            for param, grad in zip(group["params"], laid(matrices(cut, step)), strict=True):
-                param.grad = grad
+            for param, grad in zip(group["params"], laid.given[cut, step], strict=True):
+                param.grad = copied(grad)
         muon.step()
     found = []
     for cut, group in zip(SHAPES, groups, strict=True):
         params = [local(param.detach()) for param in group["params"]]
-        ends = enumerate(zip(params, map(local, laid(by_stock(cut))), strict=True))
+        ends = enumerate(zip(params, laid.ends[cut], strict=True))
         wrong = [index for index, (param, end) in ends if not param.equal(end)]
         said = f"differs: matrices {wrong}" if wrong else "bitwise"
         if column == "gram" and wrong:
             starts, wholes = matrices(cut, 0), by_gram_form(cut)
-            off = [param - local(end) for param, end in zip(params, laid(wholes), strict=True)]
+            off = [param - end for param, end in zip(params, laid.gram_ends[cut], strict=True)]
             if all(off[i].norm() <= DIFFERENCE * (wholes[i] - starts[i]).norm() for i in wrong):
                 said = "within bound"
         found.append(said)
@@ -198,13 +217,13 @@ def outcomes_of(row: Row, column: str, world: LiveWorld) -> list[str]:
 
 
 def outcomes(rank: int, cells: list[tuple[int, str]]) -> list[list[str]]:
-    """The outcomes of all rows and columns of one world size; rows share meshes."""
-    worlds: dict[int, LiveWorld] = {}
+    """The outcomes of all rows and columns of one world size; the cells of a row share its layouts."""
+    rows: dict[int, LaidRow] = {}
     found = []
     for row, column in cells:
-        if row not in worlds:
-            worlds[row] = LiveWorld(build_mesh(ROWS[row].axes))
-        found.append(outcomes_of(ROWS[row], column, worlds[row]))
+        if row not in rows:
+            rows[row] = LaidRow(ROWS[row])
+        found.append(outcomes_of(rows[row], column))
     return found
 
 
