@@ -256,6 +256,13 @@ def _export(
         "policy": POLICY,
         "looks": LOOKS,
     }
+    page, _ = _exporter().from_notebook_node(notebook, given)
+    return page
+
+
+@cache
+def _exporter() -> HTMLExporter:
+    """One exporter for all pages, which parses the templates once."""
     exporter = HTMLExporter(
         template_name="page_template",
         extra_template_basedirs=[str(TEMPLATES)],
@@ -266,8 +273,7 @@ def _export(
     )
     for each in (sanitised, opened, wide, without_notes):
         exporter.register_filter(each.__name__, each)
-    page, _ = exporter.from_notebook_node(notebook, given)
-    return page
+    return exporter
 
 
 def fold_beginning(notebook: NotebookNode) -> None:
