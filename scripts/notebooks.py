@@ -268,13 +268,13 @@ def build(source: Path) -> Path:
     return built_path(source)
 
 
-def check(source: Path, execute: bool = False) -> list[Problem]:
+def check(source: Path, execute: bool = False, parameters: Mapping[str, Any] | None = None) -> list[Problem]:
     """The problems of a text's committed notebook; with ``execute``, also compared with a fresh run."""
     if not built_path(source).exists():
         return [Problem(source.stem, "has not been built")]
     committed = nbformat.read(built_path(source), as_version=4)
     text = _read(source)
-    fresh = output_differences(normalise(run(text)), committed) if execute else []
+    fresh = output_differences(normalise(run(text, parameters)), committed) if execute else []
     return [*differences(text, committed), *unclean(committed), *fresh]
 
 

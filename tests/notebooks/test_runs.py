@@ -97,12 +97,14 @@ def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
     assert "Network is unreachable" in refused.stderr
 
 
+STEPS_ARE_TIMED = ("04", "05")  # for a median, in cells whose outputs are not compared
 CHECKER = """
 import json, sys, traceback
 from scripts.notebooks import check, sources
-for name in sys.stdin:
+for line in sys.stdin:
+    name, parameters = json.loads(line)
     try:
-        problems = "; ".join(map(str, check(*sources([name.strip()]), execute=True)))
+        problems = "; ".join(map(str, check(*sources([name]), execute=True, parameters=parameters)))
     except Exception:
         problems = traceback.format_exc()
     print(json.dumps(problems), flush=True)
@@ -124,5 +126,6 @@ def checker() -> Iterator[Popen[str]]:
 def test_it_gives_its_committed_outputs_without_network(source: Path, checker: Popen[str]) -> None:
     assert checker.stdin is not None
     assert checker.stdout is not None
-    print(source.stem, file=checker.stdin, flush=True)
+    short = {"steps": 1} if source.stem[:2] in STEPS_ARE_TIMED else {}
+    print(json.dumps([source.stem, short]), file=checker.stdin, flush=True)
     assert json.loads(checker.stdout.readline()) == ""
