@@ -245,9 +245,8 @@ def quiz(plan: Plan) -> Exercise:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
-        ("requests", len(recording.diaries[0].sent), "Ask len(reports[0].diary.sent)."),
+        ("requests", len(recording.diaries[0].sent), "Ask len(here.diaries[0].sent)."),
         ("whole", len(recording.workers("o")), whole),
-        ("different", 0, "Look at the line that begins with: entries that differ."),
     )
 
 
