@@ -2,7 +2,7 @@
 # # 09 · The mirror: how does every matrix find its way back?
 #
 # Ranks keep slices, and Newton–Schulz needs whole matrices, so a step joins the slices and cuts the matrices again.
-# Which of its seven phases cannot be undone?
+# Which of the step's seven phases cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -66,9 +66,9 @@ _ = my_muon.so_far("09")
 #
 # ## Predict
 #
-# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1, and each restores the layout that its
-# partner changed. In one pair something is lost for good. Which of phases 1 to 3 cannot be undone? And which of all
-# seven send nothing?
+# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. Each restores the layout that its
+# partner changed, but in one pair something is lost for good. Which of phases 1 to 3 cannot be undone? And which of
+# all seven send nothing?
 #
 # *Easy · 3 minutes · required*
 
@@ -111,14 +111,14 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # 7 all_gather        w[B_dp]    → w[B]
 # ```
 #
-# Phase 7 restores only the layout before phase 1, now with weights.
+# Phase 7 restores only the layout: ranks now hold weights.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum stays: after phase 1, each rank updates its range `m[B_dp]`, and from it computes x, the input of
-# Newton–Schulz. Phase 2 sends x.
+# The momentum never travels: after phase 1, each rank updates its range `m[B_dp]` and computes from it x, the input
+# of Newton–Schulz. Phase 2 sends x.
 #
 # ## Meet the objects
 #
@@ -130,7 +130,7 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# In rank 0's master plan, the item of o has the piece's `shape` and its `global_range`:
+# For o, rank 0's master plan has the piece's `shape` and its `global_range`, its place in the bucket:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
@@ -138,8 +138,8 @@ print(meta)
 
 # %% [markdown]
 # **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
-# (`Replicate()`), whole at place 0, where the others have nothing (`Owned(0)`, printed as `@tp=0`), or as summands
-# (`Partial()`). Each hop knows its inverse:
+# (`Replicate()`), whole at place 0 alone (`Owned(0)`, printed as `@tp=0`), or as summands (`Partial()`). Each hop
+# knows its inverse:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -147,7 +147,7 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# This is the collective that each hop needs:
+# The collective that each hop needs:
 
 # %%
 lesson.draw_hops()
@@ -161,8 +161,7 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# Jen Wei's script (2025), the blueprint of this course, left its matrix flat, as it lies in the bucket, and lists the
-# bug itself.
+# Jen Wei's script (2025), the blueprint of this course, left a matrix flat, as it lies in the bucket:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -195,8 +194,9 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# Here `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place, and `label` names
-# the request. Such a function is a **generator**: at `yield from` it asks, and stands still until the answer comes:
+# In `travel`, `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place, and `label`
+# names the request. Such a function is a **generator**: at `yield from` it asks, and stands still until the answer
+# comes.
 
 # %%
 print(inspect.getsource(travel))
@@ -237,8 +237,8 @@ back.check(way_back)
 # %% [markdown]
 # ## You are the network
 #
-# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you answer
-# it, by pressing its group's button. Let one group race ahead, and watch the hash of the final weights.
+# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press
+# the button of its group. Let one group race ahead, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
@@ -340,6 +340,44 @@ stepped.check(my_step)
 # </details>
 
 # %% [markdown]
+# ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
+#
+# - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
+# - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum cannot
+#   be undone.
+# - A gather has to send something, and a slice only drops what a rank does not need. Where a matrix is gathered to an
+#   owner, the way back sends, too.
+# - The order in which groups are answered changes nothing.
+#
+# </details>
+#
+# **Quiz.**
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "requests": ...,  # how many requests does rank 0 make? (here.diaries[0].sent)
+    "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# asked = len(here.diaries[0].sent)
+# whole = len(here.workers("o"))
+# answers = {"requests": asked, "whole": whole}
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## On real processes, to the bit
 
 # %%
@@ -360,54 +398,11 @@ alone = lesson.step_alone(gradients, seed)
 print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% [markdown]
-# They agree because every matrix was whole when Newton–Schulz met it.
-#
-# ## Recap
-#
-# <details><summary>Say it in your own words first, then compare</summary>
-#
-# - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
-# - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum cannot
-#   be undone.
-# - A gather has to send something, and a slice only drops what a rank does not need. Where a matrix is gathered to an
-#   owner, the way back sends, too.
-# - The order in which groups are answered changes nothing. For the same gradient, all weights have the same bits as
-#   in one process.
-#
-# </details>
-#
-# **Quiz.**
-#
-# *Easy · 3 minutes · required*
-
-# %% tags=["stub"]
-answers = {
-    "requests": ...,  # how many requests did rank 0 make? (reports[0].diary.sent)
-    "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
-    "different": ...,  # how many weights differ from those of one process?
-}
-
-# %%
-quiz.check(answers)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# asked = len(reports[0].diary.sent)
-# whole = sum(bool(report.diary.tiles["o"][4]) for report in reports)
-# answers = {"requests": asked, "whole": whole, "different": lesson.different_bits(after, alone)}
-# ```
-#
-# </details>
-
-# %% [markdown]
-# ## Your optimizer takes a step
-#
-# `my_muon.py` now takes two steps on real processes, on each of three grids:
+# The bits agree because every matrix was whole when Newton–Schulz met it. Now `my_muon.py` takes two steps on real
+# processes, on each of three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())
 
 # %% [markdown]
-# What does a step cost? The next lesson writes the bill.
+# Your step is right to the bit, and the next lesson asks what it costs.

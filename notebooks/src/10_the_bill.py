@@ -99,7 +99,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # ## A bill by hand
 #
 # On a ring of D ranks, each rank sends D − 1 messages in a reduce_scatter or an all_gather, each as large as one
-# rank's share, and in an all_reduce twice as many.
+# rank's share, and twice as many in an all_reduce.
 #
 # <details><summary>Hint</summary>
 #
@@ -141,19 +141,6 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent, and then your
-# bill:
-
-# %%
-counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
-print(lesson.say_counted(counted))
-
-# %%
-bill = by_hand.accepted_or(lesson.bill)
-at = plans["zero1"].grid.at(0)
-print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
-
-# %% [markdown]
 # <details><summary>The same for a large matrix</summary>
 #
 # Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a slice is a quarter
@@ -163,27 +150,20 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. Here it is added, beside AdamW's
-# bill:
+# All strategies but `zero1` expect averaged gradients, and their bars include the averaging all_reduce:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, AdamW lacks only the dp gather, so `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much (Liu et al.,
-# 2025). And the state, the optimizer's memory? AdamW keeps two moments for each entry, Muon keeps one, and ZeRO-1
-# divides either by dp:
-
-# %%
-for name, found in counted[0].items():
-    print(f"{name:16} keeps {found.state:,} bytes on rank 0")
-print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} bytes")
-
-# %% [markdown]
+# Without tp, `zero1` adds only the dp gather to AdamW's bill, so it sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much
+# (Liu et al., 2025). As state, the optimizer's memory, AdamW keeps two moments for each entry, Muon keeps one, and
+# ZeRO-1 divides either by dp.
+#
 # ## Fetch only what straddles
 #
 # Wei's script gathers the *whole* bucket. But a matrix that does not straddle a boundary is whole on its rank, so
-# `gather="boundary"` moves only the others. How many entries of a matrix do you send to each place along dp?
+# `gather="boundary"` moves only matrices that do. How many entries of a matrix do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -276,7 +256,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for some steps only, and that is no bug.
+# So two grids may agree for a while and then differ, and that is no bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
@@ -311,8 +291,8 @@ print(lesson.say_sum(seed, texts=8))
 
 # %% tags=["stub"]
 answers = {
-    "saved": ...,  # how many bytes does rank 0 save by the boundary gather?
-    "state": ...,  # how many bytes of state does rank 0 keep under zero1?
+    "saved": ...,  # how many bytes does the boundary gather save rank 0?
+    "state": ...,  # how many bytes of state, in fp32, does rank 0 keep under zero1?
     "runs": ...,  # how many ranks run Newton–Schulz on up, under zero1?
 }
 
@@ -323,13 +303,38 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# sums = {name: sum(found.sent.values()) for name, found in counted[0].items()}
-# saved = sums["zero1"] - sums["zero1, boundary"]
+# bills = {name: lesson.bill_of(name, plan) for name, plan in plans.items()}
+# saved = bills["zero1"].total - bills["zero1, boundary"].total
 # on_up = lesson.runs_of(plans, "up")["zero1"]
-# answers = {"saved": saved, "state": counted[0]["zero1"].state, "runs": on_up}
+# answers = {"saved": saved, "state": bills["zero1"].state, "runs": on_up}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# The bill assumes that this package knows how your matrices are cut. In the next lesson you plug in your own cut.
+# ## Does the ledger agree?
+#
+# Your bill for rank 0:
+
+# %%
+bill = by_hand.accepted_or(lesson.bill)
+at = plans["zero1"].grid.at(0)
+print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
+
+# %% [markdown]
+# Now real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent:
+
+# %%
+counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
+print(lesson.say_counted(counted))
+
+# %% [markdown]
+# And what it keeps:
+
+# %%
+for name, found in counted[0].items():
+    print(f"{name:16} keeps {found.state:,} bytes on rank 0")
+print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} bytes")
+
+# %% [markdown]
+# Your bill holds for cuts that this package knows, and the next lesson asks how you plug in your own.

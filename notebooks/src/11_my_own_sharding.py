@@ -59,10 +59,10 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Each row of the picture is one function of yours, and Muon gets all three in a `DistributedConfig`. Here is its
-# loop, on real ranks:
+# Each row of the picture is a function that you write, and Muon gets all three in a `DistributedConfig`. Here is its
+# loop:
 
-# %% tags=["ranks"]
+# %%
 def muon_step(params, momenta, owners, config, lr):
     for index, param in enumerate(params):
         state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
@@ -72,12 +72,10 @@ def muon_step(params, momenta, owners, config, lr):
             update = zeropower_via_newtonschulz(full)
         param -= lr * config.redistribute_fn(update, owners[index], state)
 
-print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
-
 # %% [markdown]
 # The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz from `X[I_dp, J]` to `X[I,
 # J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
-# must call.
+# must call both.
 #
 # **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
 
@@ -114,8 +112,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Under **expert
-# parallel** (EP), each rank has *experts* of its own, small MLPs that each get some of the tokens. All other matrices
-# are *dense*. Which arrows cross to another replica?
+# parallel** (EP), each rank has its own *experts*, small MLPs that each get some of the tokens. All other matrices
+# are *dense*. Which arrows lead to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -126,8 +124,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Each dp group now has its own matrices, cut by rows. For each, name the owner's global rank, and not its place in
-# the group (the k of `@dp=k`). As long as there are enough matrices, every rank of the group must own one.
+# Each dp group now has its own matrices, cut by rows. For each matrix, name the owner by its global rank, not by its
+# place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -166,7 +164,7 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# For `gather`, your function of lesson 07 gives the other ranks' shapes, because rows are cut like a column parallel
+# Your function of lesson 07 tells `gather` the other ranks' shapes, because rows are cut as in a column parallel
 # matrix: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
@@ -249,8 +247,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# The first takes a place in a group for a global rank. With only one group the two are equal, so a test notices
-# nothing:
+# The first trap mistakes a place in a group for a global rank. With only one group the two are equal, so no test
+# notices:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -271,8 +269,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# The third gathers the gradient, not what it was handed. In the first step the two differ only by a factor, so a test
-# of one step may pass:
+# The third gathers the gradient, not the momentum that Muon hands over. In the first step the two differ only by a
+# factor, so a test of one step may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -282,62 +280,12 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth forgets that a `Partial` gradient, our `{U_dp}`, has the full size but comes from one rank's data. The
-# fifth takes several matrices in one weight (a fused QKV, a stack of experts) for one matrix:
+# The fourth forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only. The fifth orthogonalizes a
+# weight that holds several matrices (a fused QKV, a stack of experts) as one:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
 print(lesson.try_several(dp * tp, seed, backend))
-
-# %% [markdown]
-# ## Deal out the work
-#
-# A step lasts as long as its busiest owner works. Deal out these matrices:
-
-# %%
-model = lesson.mixed_model(dp, tp)
-print(lesson.say_model(model))
-
-# %% [markdown]
-# Par is what the package itself would choose, and you can beat it!
-#
-# <details><summary>Hint</summary>
-#
-# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
-# holders, so keep a running total for each rank across all parameters.
-#
-# </details>
-#
-# *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
-
-# %% tags=["stub"]
-def assign_by_work(params, state):
-    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
-    return ...  # {index: rank}
-
-# %%
-shared = lesson.check_shared_work(model)
-shared.check(assign_by_work)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# def assign_by_work(params, state):
-#     busy, owners = {}, {}
-#     cost = [lesson.cost_of(shape) for shape in state["shapes"]]
-#     for index in sorted(range(len(params)), key=lambda index: -cost[index]):
-#         owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0))
-#         busy[owner] = busy.get(owner, 0) + cost[index]
-#         owners[index] = owner
-#     return owners
-# ```
-#
-# </details>
-
-# %%
-mine = shared.accepted_or(lesson.longest_first_joint)
-lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: ZeRO-3</summary>
@@ -387,8 +335,7 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 # ```
 #
 # </details>
-
-# %% [markdown]
+#
 # <details><summary>What the package has for common layouts</summary>
 #
 # `create_dtensor_config()` and its relatives return all three functions.
@@ -430,5 +377,62 @@ lesson.quiz(found.rows).check(answers)
 # </details>
 
 # %% [markdown]
-# Your functions wait for each message. In the next lesson, a gather begins while the matrix before it is still being
-# worked on.
+# ## Deal out the work
+#
+# A step lasts as long as its busiest owner works. Deal out these matrices by work:
+
+# %%
+model = lesson.mixed_model(dp, tp)
+print(lesson.say_model(model))
+
+# %% [markdown]
+# Par is the package's own choice, and you can beat it!
+#
+# <details><summary>Hint</summary>
+#
+# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
+# holders, so keep a running total for each rank across all parameters.
+#
+# </details>
+#
+# *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
+
+# %% tags=["stub"]
+def assign_by_work(params, state):
+    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
+    return ...  # {index: rank}
+
+# %%
+shared = lesson.check_shared_work(model)
+shared.check(assign_by_work)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def assign_by_work(params, state):
+#     busy, owners = {}, {}
+#     cost = [lesson.cost_of(shape) for shape in state["shapes"]]
+#     for index in sorted(range(len(params)), key=lambda index: -cost[index]):
+#         owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0))
+#         busy[owner] = busy.get(owner, 0) + cost[index]
+#         owners[index] = owner
+#     return owners
+# ```
+#
+# </details>
+
+# %%
+by_work = shared.accepted_or(lesson.longest_first_joint)
+lesson.draw_loads(model, by_work(model.params_at(0), model.state))
+
+# %% [markdown]
+# Now `muon_step` runs with your functions, on real ranks:
+
+# %% tags=["ranks"]
+out, back = gathered.accepted_or(lesson.gather), given_back.accepted_or(lesson.redistribute)
+mine = lesson.ThreeFunctions(by_work, out, back)
+print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, mine, dp * tp, seed, backend))
+
+# %% [markdown]
+# Your functions wait for each message, so the next lesson asks: what may a rank do in the meantime?

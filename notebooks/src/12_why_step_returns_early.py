@@ -76,7 +76,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 # %% [markdown]
 # The call is **asynchronous**: it hands the tensor to another thread and returns. Until `work.wait()` returns,
 # neither read nor write the tensor. On a GPU *every* operation works like that, so `step()` returns when its kernels
-# are launched.
+# (GPU programs) are launched.
 #
 # <details><summary>Two traps with a stopwatch on a GPU</summary>
 #
@@ -96,8 +96,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like the handle of the all_reduce
-# above, and `yield Wait(…)` waits for the answer.
+# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like `work` above, and `yield Wait(…)`
+# waits for the answer.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -109,8 +109,9 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many you have asked for and not finished: 1 gives this loop,
-# and with 2 the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
+# Each matrix costs memory, so a **window** limits how many you have asked for and not finished. A window of 1 gives
+# this loop. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all
+# work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -189,7 +190,7 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# The **timed world**, in which ranks are generators with clocks, times it:
+# The **timed world**, in which ranks are generators with clocks, times your loop:
 
 # %%
 prefetch = ahead.accepted_or(lesson.prefetch)
@@ -198,7 +199,7 @@ for window in (1, 2, 4):
     print(f"window {window}: {timed.milliseconds:g} ms, holds {timed.watch.held}")
 
 # %% [markdown]
-# Only real ranks and matrices show whether it is *right*:
+# Only real ranks and matrices show whether the loop is *right*:
 
 # %% tags=["ranks", "volatile"]
 run = lesson.run_loop(prefetch, dp * tp, seed, window=2, backend=backend)
@@ -221,8 +222,7 @@ for window in (1, 2, 3, 6):
 
 # %% [markdown]
 # Only the shorter of work and sending can be hidden behind the longer. A larger window holds more bytes. While you
-# work on matrix i, you hold `sizes[i : i + window]`. Which is the largest window, at most `len(sizes)`, that never
-# holds more than `limit`?
+# work on matrix i, you hold `sizes[i : i + window]`. Which is the largest window that never holds more than `limit`?
 #
 # <details><summary>Hint</summary>
 #
@@ -235,7 +235,7 @@ for window in (1, 2, 3, 6):
 # %% tags=["stub"]
 def largest_window(sizes, limit):
     # sizes: bytes of each matrix, in the order in which you work on them
-    return ...  # 0 if not even one matrix at a time fits
+    return ...  # from 1 to len(sizes), or 0 if not even one matrix at a time fits
 
 # %%
 fits.check(largest_window)
@@ -264,8 +264,8 @@ print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather and `s` a share. A share may read its buffer until you have waited for it. Before which line must
-# the program wait, and for which ticket?
+# In the picture, `g` is a gather and `s` a share. A share may read its buffer until you have waited for the share.
+# Before which line must the program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #
@@ -295,14 +295,14 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Such a bug can stay unnoticed, because on a fast link the share ends in time:
+# On a fast link such a bug stays unnoticed, because the share ends in time:
 
 # %%
 for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# Another trap: each rank asks in the order that suits it.
+# Another trap: each rank asks in its own order.
 
 # %%
 def as_i_please(rank):
@@ -313,45 +313,7 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
 # Gloo would not notice: both gathers have the same size, so ranks would silently get each other's matrices.
-
-# %% [markdown]
-# ## Does reality agree?
 #
-# In this recording, the loopback was made a **bus**, one slow link that all ranks share.
-
-# %%
-recording = lesson.recorded()
-print(lesson.say_about(recording))
-
-# %%
-expected = lesson.predict_recorded(recording)
-lesson.explore_recording(recording, expected, live=widgets)
-
-# %% [markdown]
-# A window of 3 saved this much:
-
-# %%
-print(lesson.say_gains(recording, expected))
-
-# %% [markdown]
-# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, and overlap can hide
-# no more than that.
-#
-# <details><summary>Why was more saved than predicted in some rows?</summary>
-#
-# There, ranks had been idle between their turns on a core, and a larger window filled these gaps. The timed world
-# assumes that there are none.
-#
-# </details>
-#
-# Now your machine. Is there a moment in which no rank computes?
-
-# %% tags=["ranks", "volatile"]
-plan = lesson.plan_of(dp * tp, buckets=4, side=192)
-mine = lesson.record_steps(plan, (1, 3), steps, backend)
-lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
-
-# %% [markdown]
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # In pipeline parallelism each rank holds one layer, a *stage*. Save the following as `test_pipeline.py` in an empty
@@ -395,8 +357,7 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # ```
 #
 # </details>
-
-# %% [markdown]
+#
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
@@ -436,4 +397,41 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Now you can hide messages behind work. Does that make Muon cheaper than AdamW? The next lesson counts.
+# ## Does reality agree?
+#
+# In this recording, the loopback was made a **bus**, one slow link that all ranks share.
+
+# %%
+recording = lesson.recorded()
+print(lesson.say_about(recording))
+
+# %%
+expected = lesson.predict_recorded(recording)
+lesson.explore_recording(recording, expected, live=widgets)
+
+# %% [markdown]
+# A window of 3 saved this much:
+
+# %%
+print(lesson.say_gains(recording, expected))
+
+# %% [markdown]
+# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, so overlap can
+# hide only that half second.
+#
+# <details><summary>Why was more saved than predicted in some rows?</summary>
+#
+# There, ranks had been idle between their turns on a core, and a larger window filled these gaps. The timed world
+# assumes that there are none.
+#
+# </details>
+#
+# Now your machine. Is there a moment in which no rank computes?
+
+# %% tags=["ranks", "volatile"]
+plan = lesson.plan_of(dp * tp, buckets=4, side=192)
+mine = lesson.record_steps(plan, (1, 3), steps, backend)
+lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
+
+# %% [markdown]
+# You can hide messages behind work now, so the next lesson asks: does that make Muon cheaper than AdamW?

@@ -70,7 +70,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
 # between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
-# owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends phases 1 and 7
+# owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in phases 1 and 7
 # only. Count what one rank sends on a ring, as a mean over its dp group.
 #
 # <details><summary>Hint</summary>
@@ -104,12 +104,12 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Real ranks check your count. For them, write AdamW's step. (A sum is not a mean.)
+# Real ranks check your count. Write AdamW's step for them.
 #
 # <details><summary>Hint</summary>
 #
 # It is the step of lesson 09 without phases 2 to 6: `yield from travel`, arithmetic, `yield from travel`.
-# `bucket.summands` counts the summed gradients.
+# `bucket.summands` counts the summed gradients: a sum is not a mean.
 #
 # </details>
 #
@@ -154,8 +154,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The published report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added
-# up. Here is a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
+# The published report's 0.57 is *time*: it adds up the durations of all events whose names say all-reduce or
+# all-gather. Here is a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -283,7 +283,7 @@ for name, number in lesson.right_headlines().items():
 # %% [markdown]
 # In 1.1 % of the step the CPU *calls* the optimizer. The kernels that this call queues fill more than half of the
 # GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
-# because both runs were counted about twice. Did they do the same work?
+# because both runs were counted about twice. Did both do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -293,9 +293,9 @@ print(lesson.say_bytes())
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive, so the only published trace, rank 0's, shows waiting as communication. With
-# *all* ranks on one clock you can tell waiting from transfer: a rank that needs something from all others cannot be
-# done before the last has asked.
+# A kernel keeps running until its peers arrive, so the only published trace, rank 0's, shows waiting as
+# communication. With *all* ranks on one clock you can tell waiting from transfer: a rank that needs something from
+# all others cannot be done before the last has asked.
 #
 # <details><summary>Hint</summary>
 #
@@ -382,59 +382,9 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # </details>
 
 # %% [markdown]
-# ## Play with it
-#
-# At the largest batch, even the slowest links do not let AdamW win. Which other button does?
-
-# %%
-lesson.explore_costs(live=widgets)
-
-# %% [markdown]
-# ## Where it turns
-#
-# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
-# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
-#
-# <details><summary>Hint</summary>
-#
-# Two points give the line's slope. From one of them, go along the slope to zero.
-#
-# </details>
-#
-# *Medium · 6 minutes · optional*
-
-# %% tags=["stub"]
-def break_even(lead, slowest, fastest):
-    # lead(bandwidth): seconds by which Muon is ahead of AdamW, below 0 where it is behind
-    return ...  # the bandwidth at which the lead is 0, or None if it has one sign from slowest to fastest
-
-# %%
-turning.check(break_even)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# def break_even(lead, slowest, fastest):
-#     slow, fast = lead(slowest), lead(fastest)
-#     if (slow > 0) == (fast > 0):
-#         return None
-#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
-#     return 1 / (1 / fastest - fast / slope)
-# ```
-#
-# </details>
-
-# %%
-print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
-
-# %% [markdown]
-# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. The button was *AdamW's steps*: where
-# AdamW takes no more steps than Muon, it stays ahead.
-#
 # ## All strategies, side by side
 #
-# Which strategy of this package would you take?
+# Which strategy would you take?
 #
 # <details><summary>Three names, and what is counted</summary>
 #
@@ -448,7 +398,8 @@ print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# On this grid, `layerwise` is the best that keeps the bits: none of those sends less, and one rank works on a matrix.
+# On this grid, take `layerwise`: of the strategies that keep the bits, none sends less, and only one rank works on a
+# matrix.
 #
 # ## Recap
 #
@@ -493,4 +444,53 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# What changes with thousands of ranks? The next lesson asks.
+# ## Where it turns
+#
+# At the largest batch, even the slowest links do not let AdamW win. Which other button does?
+
+# %%
+lesson.explore_costs(live=widgets)
+
+# %% [markdown]
+# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
+# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
+#
+# <details><summary>Hint</summary>
+#
+# Two points give the line's slope. From one of them, go along the slope to zero.
+#
+# </details>
+#
+# *Medium · 6 minutes · optional*
+
+# %% tags=["stub"]
+def break_even(lead, slowest, fastest):
+    # lead(bandwidth): seconds by which Muon is ahead of AdamW, below 0 where it is behind
+    return ...  # the bandwidth at which the lead is 0, or None if it has one sign from slowest to fastest
+
+# %%
+turning.check(break_even)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def break_even(lead, slowest, fastest):
+#     slow, fast = lead(slowest), lead(fastest)
+#     if (slow > 0) == (fast > 0):
+#         return None
+#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
+#     return 1 / (1 / fastest - fast / slope)
+# ```
+#
+# </details>
+
+# %%
+print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
+
+# %% [markdown]
+# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. The button was *AdamW's steps*: where
+# AdamW takes no more steps than Muon, it stays ahead.
+
+# %% [markdown]
+# So far ranks were few, and the next lesson asks what changes with thousands.

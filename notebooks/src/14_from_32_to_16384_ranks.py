@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 14 · What changes when ranks go from 32 to 16,384?
 #
-# Every doubling of the ranks makes twice as many owners for the same matrices. Who still has something to do, and
-# what does a step wait for?
+# Every doubling of the ranks makes twice as many owners for the same matrices. Which owners still have something to
+# do, and what does a step wait for?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -141,34 +141,6 @@ lesson.explore_scale(live=widgets)
 # %% [markdown]
 # They help where ranks are many, because there a step mostly waits for bytes.
 #
-# ## Even entries, uneven work
-#
-# Give each owner as many *entries* as the others, and the left half looks perfect:
-
-# %%
-print(lesson.say_shapes())
-lesson.draw_balance()
-
-# %% [markdown]
-# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
-# out by work:
-
-# %%
-one = lesson.owned_models()[0]
-lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
-
-# %% [markdown]
-# Real processes take such a step, with a clock. Does a rank with twice the fair share work twice as long?
-
-# %% tags=["volatile"]
-def step(rank):
-    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
-
-print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
-
-# %% [markdown]
-# It nearly does: small matrices cost more than their operations. Here, too, one matrix is the floor.
-#
 # ## Inside a node and between nodes
 #
 # A node is one machine with 8 GPUs and 8 network cards. With tp=1, one dp ring uses all eight cards; with tp=8, eight
@@ -208,7 +180,7 @@ print(lesson.say_wires())
 print(lesson.say_experts())
 
 # %% [markdown]
-# Experts are many for each owner, so they balance by themselves. Of dense matrices each has only two or three, so the
+# Each owner has many experts, so their work balances by itself. It has only two or three dense matrices, so the
 # costliest sets the floor.
 #
 # <details><summary>Ask for any model</summary>
@@ -226,7 +198,6 @@ print(lesson.say_experts())
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out: then more of them
 #   travel in a call of their own.
-# - Balance work, and not entries.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>
@@ -257,4 +228,33 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# At that size something is always broken. The next lesson teaches you to find and repair the line.
+# ## Even entries, uneven work
+#
+# Give each owner as many *entries* as the others, and the picture's left half looks perfect:
+
+# %%
+print(lesson.say_shapes())
+lesson.draw_balance()
+
+# %% [markdown]
+# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
+# out by work:
+
+# %%
+one = lesson.owned_models()[0]
+lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
+
+# %% [markdown]
+# Real processes now take such a step, each with a clock. Does a rank with twice the fair share work twice as long?
+
+# %% tags=["volatile"]
+def step(rank):
+    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
+
+print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
+
+# %% [markdown]
+# It nearly does, but small matrices take longer than their operations say. Here, too, one matrix is the floor.
+
+# %% [markdown]
+# Among so many ranks one is always broken, so the next lesson asks: which one, and which line?

@@ -58,7 +58,7 @@ matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), l
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# In the picture, rank 2 ran out of data a step early and left the loop. The others wait for it, and all error
+# In the picture, rank 2 ran out of data a step early and left the loop. The others waited for it, and all error
 # messages came from them.
 #
 # You repair broken runs of one training loop, whose matrices have owners along dp:
@@ -68,8 +68,8 @@ clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# A step makes five kinds of collective calls: load (whole weights over tp), average, gather (whole matrices over tp,
-# in `update`), share (owners step their rows with lr and send them) and log.
+# A step makes five kinds of collective calls: load (makes weights whole over tp), average, gather (makes matrices
+# whole over tp, in `update`), share (owners step their rows with lr and send them) and log.
 #
 # In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
 # the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
@@ -112,7 +112,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# The stack of one that waited, rank 3:
+# The stack of rank 3, which waited:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
@@ -124,7 +124,7 @@ print(hang.reports[3].stack)
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# To find the missing rank, you need the calls of all. PyTorch's **flight recorder** keeps them if
+# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them if
 # `TORCH_FR_BUFFER_SIZE` is set before the ranks start:
 #
 # <details><summary>What it does not know</summary>
@@ -139,8 +139,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for each member that has
-# begun this call fewer times than itself. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for every rank of the call's
+# group that has begun this call fewer times than itself. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -277,7 +277,7 @@ print(searching.accepted_or(lesson.first_wrong)(lie))
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# The letters are a hash of all bits; `start` are the first weights.
+# The letters are a hash of all bits, and `start` means the first weights.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -328,10 +328,50 @@ clinic.check("lie", repair_lie)
 lesson.explore_spread(dp, tp, live=widgets)
 
 # %% [markdown]
+# ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
+#
+# - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
+# - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
+# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
+# - A sum in another order is no bug.
+#
+# </details>
+#
+# **Quiz.**
+#
+# *Easy · 2 minutes · required*
+
+# %%
+quiz = lesson.quiz(hang, lie)
+
+# %% tags=["stub"]
+answers = {
+    "waiting": ...,  # how many ranks waited in the hanging run until they gave up?
+    "agree": ...,  # do the lying run's copies agree at its end (1) or not (0)?
+    "step": ...,  # in which step does it first differ from the oracle?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# waiting = sum(bool(report.stuck) for report in hang.reports)
+# agree_at_end = lesson.copies_agree(lie)
+# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none, and then the answer is `"nothing"`. If ranks gave up waiting, compare the
-# calls; if all returned, go down the ladder.
+# Each file has some wrong lines, or none: then answer `"nothing"`. If ranks gave up waiting, compare the calls; if
+# all returned, go down the ladder.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #
@@ -610,45 +650,4 @@ clinic.check("G", repair_g)
 # </details>
 
 # %% [markdown]
-# ## Recap
-#
-# <details><summary>Say it in your own words first, then compare</summary>
-#
-# - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
-# - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
-# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
-# - A sum in another order is no bug.
-# - Repair one thing, then run again, because one mistake may hide another.
-#
-# </details>
-#
-# **Quiz.**
-#
-# *Easy · 2 minutes · required*
-
-# %%
-quiz = lesson.quiz(hang, lie)
-
-# %% tags=["stub"]
-answers = {
-    "waiting": ...,  # how many ranks waited in the hanging run until they gave up?
-    "agree": ...,  # do the lying run's copies agree at its end (1) or not (0)?
-    "step": ...,  # in which step does it first differ from the oracle?
-}
-
-# %%
-quiz.check(answers)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# waiting = sum(bool(report.stuck) for report in hang.reports)
-# agree_at_end = lesson.copies_agree(lie)
-# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
-# ```
-#
-# </details>
-
-# %% [markdown]
-# The last lesson builds a run that survives a rank's death, with the optimizer that you have written.
+# You can repair a broken run, but the last lesson asks: does yours survive a rank's death?

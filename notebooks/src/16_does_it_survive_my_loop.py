@@ -68,13 +68,13 @@ lesson.show_plain()
 
 # %% [markdown]
 # `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if
-# you use it? Which others must change, so that the run survives a kill? (Do not count the added line that loads.)
+# you use it? Which others must change, so that the run survives a kill?
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 for_muon = ...  # line numbers, such as [1, 6]
-to_survive = ...
+to_survive = ...  # without the added line that loads
 
 # %%
 lines.check(for_muon, to_survive)
@@ -116,7 +116,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # </details>
 
 # %% [markdown]
-# AdamW is silent. The package warns:
+# AdamW says nothing, but the package warns:
 
 # %% tags=["answer"]
 print(lesson.say_too_early(plain))
@@ -245,8 +245,8 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Real ranks try both. Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with
-# *your* `load`.
+# Real ranks try both functions. Between two checkpoints the last rank kills itself, and new ranks go on, on another
+# grid, with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -294,7 +294,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 #
 # ## Predict: the same bits?
 #
-# But are the new grid's numbers those that the old one would have had, to the last bit?
+# But does the new grid get the numbers that the old one would have had, to the last bit?
 #
 # <details><summary>Hint</summary>
 #
@@ -439,14 +439,6 @@ print(my_muon.scorecard(finale))
 my_muon.show_command(steps, seed)
 
 # %% [markdown]
-# Rank 3 now kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
-# addresses. On a network that you do not trust, set `torchrun = False` above.)
-
-# %%
-print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
-print(my_muon.say_yours())
-
-# %% [markdown]
 # <details><summary>On several machines</summary>
 #
 # Nothing in this course has been run on several, or with NCCL. If you have several, start the same command on each of
@@ -457,6 +449,14 @@ print(my_muon.say_yours())
 #
 # </details>
 #
+# Rank 3 now kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
+# addresses. On a network that you do not trust, set `torchrun = False` above.)
+
+# %%
+print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
+print(my_muon.say_yours())
+
+# %% [markdown]
 # <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
@@ -475,6 +475,6 @@ print(my_muon.say_yours())
 #
 # </details>
 #
-# **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which one
+# **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and repair
 # it. And you have a file of your own that takes this step, with torch alone.

@@ -84,6 +84,14 @@ def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
     return full[:rows] if strip else full
 
 
+def uneven(mine: Tensor, owner: int, state: State) -> Any:
+    """Wrong: ``dist.gather`` takes pieces of one shape only."""
+    lengths = right.rows_of(shape_of(state)[0], len(ranks_of(state)))
+    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
+    dist.gather(mine, pieces if dist.get_rank() == owner else None, dst=owner, group=state["group"])
+    return torch.cat(pieces) if dist.get_rank() == owner else None
+
+
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
     """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
@@ -139,6 +147,7 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
+    (uneven, "dist.gather wants equal pieces"),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [

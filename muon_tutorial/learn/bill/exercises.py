@@ -106,9 +106,10 @@ def quiz(dp: int, tp: int) -> Exercise:
     plans = plans_of(dp, tp)
     saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
     slices = "How many slices have a part of up? For each of them, all tp ranks work on up."
+    kept = "Muon keeps 4 bytes for each entry of a slice, which is 1 / dp of the bucket."
     return numbers(
-        ("saved", saved, "Subtract the totals of two lines: zero1, and zero1, boundary."),
-        ("state", bill_of("", plans["zero1"]).state, "counted[0] knows: the state of zero1 on rank 0."),
+        ("saved", saved, "Subtract the totals of two bars: zero1, and zero1, boundary."),
+        ("state", bill_of("", plans["zero1"]).state, kept),
         ("runs", len(plans["zero1"].workers(0)), slices),
     )
 

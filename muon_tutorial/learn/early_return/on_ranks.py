@@ -61,11 +61,10 @@ def record_steps(plan: Plan, windows: Sequence[int], steps: int, backend: str = 
 def _record_steps(rank: int, plan: Plan, windows: Sequence[int], steps: int) -> list[list[RankNotes]]:
     torch.set_num_threads(1)
     world, recorder = LiveWorld(build_mesh({"dp": plan.grid.world_size})), StepRecorder(rank)
-    found = []
-    for window in windows:
-        step = step_over_ones(plan, world.at, torch.device("cpu"), window)
-        found.append([record_walk(world, step.step(), recorder) for _ in range(1 + steps)][1:])
-    return found
+    each = [step_over_ones(plan, world.at, torch.device("cpu"), window) for window in windows]
+    # in turns, so that a machine that gets slower does not slow down one window alone
+    taken = [[record_walk(world, step.step(), recorder) for step in each] for _ in range(1 + steps)]
+    return [list(notes) for notes in zip(*taken[1:], strict=True)]
 
 
 def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:

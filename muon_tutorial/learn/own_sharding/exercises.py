@@ -197,7 +197,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
         (any(word in note.error for word in ("size", "split", "shape")), uneven),
         otherwise="Which matrix is it, and how many rows does this rank hold of it?",
     )
-    yield Diagnosis(f"{what}: {note.error}", (hint,))
+    yield Diagnosis(f"{what}: {on_ranks.in_words(note.error)}", (hint,))
 
 
 def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:

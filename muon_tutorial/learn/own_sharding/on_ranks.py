@@ -231,17 +231,20 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
     )
 
 
-def run_loop(step: Callable[..., object], ranks: int, seed: int, backend: str = "gloo") -> list[bool]:
+def run_loop(
+    step: Callable[..., object], functions: ThreeFunctions, ranks: int, seed: int, backend: str = "gloo"
+) -> list[bool]:
     """For each rank, whether ``step(params, momenta, owners, config, lr)`` gives one process's bits."""
-    return launch(_loop_by_hand, ranks, args=(step, seed), backend=backend, output="quiet")
+    return launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
 
 
-def _loop_by_hand(rank: int, step: Callable[..., object], seed: int) -> bool:
-    ranks, functions = dist.get_world_size(), ThreeFunctions()
+def _loop_by_hand(rank: int, step: Callable[..., object], functions: ThreeFunctions, seed: int) -> bool:
+    ranks = dist.get_world_size()
     wholes = [whole_matrix(shape, index, seed).bfloat16() for index, shape in enumerate(shapes_of(ranks))]
     momenta = [rows_at(whole, rank, ranks) for whole in wholes]
     params = [torch.zeros(momentum.shape) for momentum in momenta]
-    state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks)}
+    everybody = [list(range(ranks))] * len(params)
+    state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks), "holders": everybody}
     step(params, momenta, functions.assign(params, state), config_of(functions, state), LR)
     due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
     return all(map(torch.equal, params, due))
@@ -322,8 +325,18 @@ def _said_of(act: Callable[[], object]) -> str:
     try:
         act()
     except Exception as error:
-        return re.sub(r"\s*<[^>]* object at [^>]*>", "", f"{type(error).__name__}: {in_one_line(str(error))}")
+        said = re.sub(r"\s*<[^>]* object at [^>]*>", "", f"{type(error).__name__}: {in_one_line(str(error))}")
+        return f"{said}. It waited for another rank in vain." if is_about_lost_rank(error) else in_words(said)
     return "went through"
+
+
+def in_words(error: str) -> str:
+    """An error's text, and what it means if Gloo says so in its own terms.
+
+    >>> in_words("RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3")
+    'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'
+    """
+    return f"{error}. dist.gather wants equal pieces." if "gather: invalid tensor size" in error else error
 
 
 def _on_group(rank: int, function: Callable, dp: int, tp: int) -> str:

@@ -196,6 +196,7 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
 
 
 _TWICE = "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute."
+_NOT_WALKED = " A travel or way_back without `yield from` is only a generator: it has sent nothing."
 _STEP_HINTS = {
     1: ("Phase 1 begins with job.gradients(bucket), and travels bucket.gradient.",),
     2: ("First the mean goes through job.momentum(bucket, …). What that returns travels bucket.compute.",),
@@ -226,6 +227,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             if mark is None and not difference.broke:
                 continue
             stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
+            stopped += _NOT_WALKED if "generator" in stopped else ""
             if mark is None:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
             from .pictures import draw_difference  # here, because ranks import this file and need no pictures
@@ -243,9 +245,8 @@ def quiz(plan: Plan) -> Exercise:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
-        ("requests", len(recording.diaries[0].sent), "Ask len(reports[0].diary.sent)."),
+        ("requests", len(recording.diaries[0].sent), "Ask len(here.diaries[0].sent)."),
         ("whole", len(recording.workers("o")), whole),
-        ("different", 0, "Look at the line that begins with: entries that differ."),
     )
 
 
