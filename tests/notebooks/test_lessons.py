@@ -43,19 +43,27 @@ def test_the_committed_notebook_is_its_text_clean_and_valid(source: Path, commit
     assert [out for out in outputs if out.output_type == "error" or out.get("name") == "stderr"] == []
 
 
-def test_it_opens_with_what_a_reader_needs_and_hands_over_after_recap_and_quiz(
-    source: Path, committed: NotebookNode
-) -> None:
+def test_it_opens_with_what_a_reader_needs(committed: NotebookNode) -> None:
     opening = "\n".join(cell.source for cell in committed.cells[:3] if cell.cell_type == "markdown")
     for promise in (r"minutes?\.", r"you can", r"\*You need", r"\*Previous:", r"\*Next:", r"\*In Colab:"):
         assert re.search(promise, opening, re.IGNORECASE), promise
-    climax = {"09": 2, "16": 8}.get(source.stem[:2], 0)  # cells between the quiz and the last word
-    text = "\n".join(cell.source for cell in committed.cells[-7 - climax :])
-    assert "Recap" in text
-    assert "Quiz" in text
+
+
+def test_after_recap_and_quiz_it_ends_with_its_climax_and_hands_over(
+    source: Path, committed: NotebookNode
+) -> None:
+    [quiz] = [place for place, cell in enumerate(committed.cells) if "**Quiz.**" in cell.source]
+    assert "## Recap" in committed.cells[quiz].source
     last = committed.cells[-1]
     assert last.cell_type == "markdown"
     assert ("**What you can do now.**" if source.stem.startswith("16") else "lesson") in last.source
+    if source.stem < "09":
+        _stub, _check, solution, *climax, shown = committed.cells[quiz + 1 : -1]
+        assert "solution" in solution.metadata.tags
+        assert shown.cell_type == "code"
+        assert shown.outputs
+        assert "stub" not in [tag for cell in climax for tag in cell.metadata.get("tags", [])]
+        assert re.fullmatch(r"[^.?!]*\bnext lesson\b[^.?!]*\.", last.source)
 
 
 def test_parameters_follow_the_set_up_one_annotated_assignment_a_line(committed: NotebookNode) -> None:
