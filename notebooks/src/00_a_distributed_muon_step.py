@@ -59,15 +59,16 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer like AdamW. But first it *orthogonalizes* a matrix's update, and for that it needs the whole
-# matrix at once.
+# Muon is an optimizer like AdamW. But before it applies a matrix's update, it *orthogonalizes* the update, and for
+# that it needs the whole matrix at once.
 #
-# A **process** is a running program whose memory no other can look into. Usually each has its own GPU; today all
+# A **process** is a running program whose memory no other process can read. Usually each has its own GPU; today all
 # share your processor. Each has a number, its **rank**, and is often called a rank itself.
 #
 # Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
-# of columns; along **dp** (data parallel) it is *copied*, and each copy sees other data. We write this **layout** as
-# `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. An axis that does not appear holds copies.
+# of columns; along **dp** (data parallel) it is *copied*, and each copy sees different data. We write this **layout**
+# as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. Along an axis that does not appear, ranks
+# hold copies.
 #
 # `launch` runs your function in real processes:
 
@@ -109,9 +110,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # %% [markdown]
 # ## Cut again
 #
-# **Momentum**, a running average of past gradients, is as large as the weight. **ZeRO** (zero redundancy) avoids
-# copies: each rank's columns are written out row after row, and dp shares that out in equal parts, here `M[I_dp,
-# J_tp]`. Which entries does a rank keep?
+# **Momentum**, a running average of past gradients, is as large as the weight. **ZeRO** (zero redundancy) keeps no
+# copies: write out a rank's columns row after row, and the ranks along dp share these entries in equal parts, here
+# `M[I_dp, J_tp]`. Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 
@@ -140,7 +141,8 @@ lesson.picture_of_momentum(plan)
 # %% [markdown]
 # ## Take the step
 #
-# All ranks **must call** `step()`: in it they average gradients along dp, send each other pieces, and wait for them.
+# All ranks **must call** `step()`, because in it they average gradients along dp, send each other pieces, and wait
+# for each other.
 
 # %%
 def one_step(rank):
@@ -155,7 +157,7 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# Is it right? PyTorch's own Muon, in one process, gets the whole matrix and the mean gradient:
+# In one process, PyTorch's own Muon gets the whole matrix and the mean gradient:
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -163,7 +165,7 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Put the ranks' columns together, to compare them.
+# To compare both, put the ranks' columns together.
 #
 # *Easy · 2 minutes · required*
 
@@ -184,19 +186,8 @@ join.check(whole)
 #
 # </details>
 
-# %%
-whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
-print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
-
 # %% [markdown]
-# Colours say which rank keeps a piece, and equal letters are equal bytes.
-
-# %%
-lesson.play_step(plan, reports, alone.detach(), live=widgets)
-
-# %% [markdown]
-# For **orthogonalizing**, each rank had the whole update for a moment, `X[I, J]`. Is sharing a step worth its time
-# here?
+# Does sharing save time here?
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -209,8 +200,6 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Here tp *cuts* the weight and dp *copies* it. With ZeRO, dp cuts the momentum as well.
-# - In the middle of a step, the ranks put the whole matrix together.
-# - They end with the same bits as one process.
 # - For so small a matrix one process is faster by far. More ranks pay off once matrices are large, or no longer fit
 #   into one memory.
 #
@@ -239,4 +228,18 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# But why orthogonalize? The next lesson asks.
+# ## The same bits?
+
+# %%
+whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
+print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
+
+# %% [markdown]
+# For **orthogonalizing**, each rank had the whole update for a moment, `X[I, J]`. Colours say which rank keeps a
+# piece, and equal letters mean equal bytes.
+
+# %%
+lesson.play_step(plan, reports, alone.detach(), live=widgets)
+
+# %% [markdown]
+# The next lesson asks why Muon orthogonalizes a gradient at all.

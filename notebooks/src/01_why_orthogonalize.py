@@ -68,7 +68,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Which one wins, and at which step does it reach the loss that the *second* ends with?
+# Which one wins, and at which step does the winner reach the *second's* last loss?
 #
 # *Easy · 1 minute · required*
 
@@ -110,8 +110,8 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`: these are the arrows in the top picture, and their lengths are
-# the update's **singular values**. Here is the gradient of a real layer:
+# A step moves a layer's output by `lr * update @ x`. The arrows in the top picture are such moves, and their lengths
+# are the update's **singular values**. Here is the gradient of a real layer:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -131,8 +131,8 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# A direction's **energy** is its singular value squared. How many of the loudest carry a given share of the sum of
-# all?
+# A direction's **energy** is its singular value squared. How many of the loudest directions carry a given share of
+# all energy?
 #
 # *Easy · 3 minutes · required*
 
@@ -161,12 +161,12 @@ print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine te
 lesson.picture_of_gradient(G)
 
 # %% [markdown]
-# SGD hardly touches the end of this **spectrum**, the curve of all singular values. But the direction of a rare word
-# is quiet only because the word is rare.
+# SGD hardly learns at the quiet end of this **spectrum**, the curve of all singular values. But a rare word's
+# direction is quiet only because the word is rare.
 #
 # ## Make them equally loud
 #
-# To orthogonalize a matrix is to keep its directions and set every singular value to 1.
+# Orthogonalizing a matrix keeps its directions and sets every singular value to 1.
 #
 # <details><summary>Hint</summary>
 #
@@ -201,7 +201,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What each optimizer makes of this gradient (Muon "as it runs" approximates, as in lesson 02):
+# Each optimizer makes this of the gradient (Muon "as it runs" approximates, as in lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -211,8 +211,8 @@ lesson.explore(run, orthogonalize, live=widgets)
 # ## Why flat is good
 #
 # Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
-# value. Multiply each of its entries by the same entry of `G`, and add up the products. By that sum the loss would
-# fall if it followed the gradient: it is the update's *promise*. Compute it.
+# value. Multiply each of its entries by the same entry of `G`, and add up the products. This sum is the update's
+# *promise*: how far the loss would fall if the gradient stayed the same. Compute it.
 #
 # *Easy · 3 minutes · required*
 
@@ -240,8 +240,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. In a direction where an update stays below the limit, part of `G`'s singular
-# value is wasted. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`, because an update that stays below the limit in a direction wastes part of
+# `G`'s singular value there. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -305,15 +305,6 @@ whole.check(muon_step)
 # </details>
 
 # %% [markdown]
-# Your function trains a model:
-
-# %% tags=["volatile"]
-mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)
-torchs = lesson.train_with(None, steps + 1, seed)
-print(f"your loss: {mine[0]:.2f} → {mine[-1]:.2f}")
-print("the same as torch's, to the last bit:", mine == torchs)
-
-# %% [markdown]
 # ## Who gets it, and who does not
 #
 # Muon takes the *hidden* matrices, those of attention and MLP in the blocks, and AdamW takes the rest: vectors, and the
@@ -348,20 +339,20 @@ hidden, rest = split_parameters(run.model)  # the package's: two lists of pairs 
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector has no directions. But why not embedding and head? A byte of the text picks one row of the embedding, and no
-# input uses two of them together. Erase the gradient of the most frequent byte: which other bytes' updates change?
+# A vector has no directions. But why not embedding and head? A byte of the text picks one row of the embedding, and
+# no input uses several rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# What the model learns about one byte depends on which others are in the batch. Does that hurt?
+# What the model learns about one byte depends on which other bytes are in the batch. Does that hurt?
 
 # %%
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# It even helps! "Not the embedding" is a rule of thumb.
+# It even helps! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #
@@ -408,8 +399,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because many CPUs multiply bfloat16
-# slowly:
+# On a GPU the SVD's chain of small steps is far too slow. On a CPU the SVD may win, because many CPUs multiply
+# bfloat16 slowly:
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))
@@ -453,4 +444,13 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The next lesson finds nearly this update from a few matrix products, without an SVD.
+# ## Your function trains a model
+
+# %% tags=["volatile"]
+mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)
+torchs = lesson.train_with(None, steps + 1, seed)
+print(f"your loss: {mine[0]:.2f} → {mine[-1]:.2f}")
+print("the same as torch's, to the last bit:", mine == torchs)
+
+# %% [markdown]
+# The next lesson asks how a few matrix products, without an SVD, find nearly this update.

@@ -98,8 +98,8 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow about `a` times. But where is a value of exactly 1 after one step, and do many steps bring it to
-# rest?
+# Quiet values grow about `a` times. But where is a value of exactly 1 after one step, and does it come to rest after
+# many?
 #
 # *Easy · 2 minutes · required*
 
@@ -121,8 +121,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# Muon's numbers never let values come to rest. In return, `a` is large and lifts quiet values fast. So values land
-# only *near* 1.
+# With Muon's numbers, values never come to rest, and land only *near* 1. But `a` is large, and lifts quiet values
+# fast.
 #
 # <details><summary>What would bring values to rest?</summary>
 #
@@ -170,9 +170,9 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Torch's Muon hands it a G in
-# **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write the two sums of a step with
-# `torch.addmm`.
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Torch's Muon hands your function a
+# G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write the two sums of a step
+# with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -209,20 +209,9 @@ whole.check(newton_schulz)
 # </details>
 
 # %% [markdown]
-# If only singular values have moved, `U.T @ Y @ Vt.T` is diagonal:
-
-# %% tags=["volatile"]
-orthogonalize = whole.accepted_or(lesson.newton_schulz)
-Y = orthogonalize(X, steps)
-inside = U.T @ Y @ Vt.T
-off_diagonal = inside - torch.diag(inside.diag())
-print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
-print("only singular values have moved:", lesson.only_values_moved(X, Y))
-
-# %% [markdown]
 # ## Under the microscope
 #
-# The curve is the polynomial, applied once more in each step: quiet dots climb, and loud ones swing.
+# Each step applies the polynomial once more: quiet dots climb, and loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -262,10 +251,7 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# Does the real gradient keep to these bounds, and what if it did not start at norm 1?
-
-# %% tags=["answer"]
-print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
+# What if a value begins above 1?
 
 # %%
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
@@ -309,8 +295,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Do more steps bring the result all the way to `U @ Vt`? The distance is the size of the difference, as a share of
-# that of `U @ Vt`.
+# Do more steps bring the result all the way to `U @ Vt`? The distance is the size of the difference, divided by that
+# of `U @ Vt`.
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -362,8 +348,9 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, but about thirty of the 64 values in lesson 01 are below
-# 0.01. Polar Express and CANS lift most, because their `a` changes from step to step, and begins larger.
+# An update's directions need only be *about* equally loud, so lifting matters most: about thirty of the 64 values in
+# lesson 01 are below 0.01. Polar Express and CANS lift most, because their `a` changes from step to step, and begins
+# larger.
 #
 # ## Recap
 #
@@ -401,4 +388,23 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Before several processes can share this work they must move bytes, and the next lesson asks what that costs.
+# ## Your function meets the gradient
+#
+# If only singular values move, `U.T @ Y @ Vt.T` is diagonal:
+
+# %% tags=["volatile"]
+orthogonalize = whole.accepted_or(lesson.newton_schulz)
+Y = orthogonalize(X, steps)
+inside = U.T @ Y @ Vt.T
+off_diagonal = inside - torch.diag(inside.diag())
+print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
+print("only singular values have moved:", lesson.only_values_moved(X, Y))
+
+# %% [markdown]
+# Do all values keep to your bounds?
+
+# %% tags=["answer"]
+print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
+
+# %% [markdown]
+# Before several processes can share this work they must send tensors, and the next lesson asks what that costs.

@@ -109,7 +109,8 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # ## The first thing that goes wrong
 #
 # Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for a
-# message from one and puts it into `tensor`. In the round below, the list `first` says what each rank does first:
+# message from one rank and puts it into `tensor`. In the round below, the list `first` says what each rank does
+# first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -146,7 +147,7 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# Let each rank of this small ring either send first or receive first. In how many of these 16 settings does everybody
+# Let each rank of this small ring either send first or receive first. In how many of the 16 settings does everybody
 # wait for ever?
 #
 # *Easy · 2 minutes · required*
@@ -283,30 +284,6 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Do both halves together equal PyTorch's own `all_reduce`?
-
-# %% tags=["ranks"]
-gather = ring.accepted_or(lesson.ring_all_gather)
-reduce_scatter = hard.accepted_or(lesson.ring_reduce_scatter)
-def all_reduce(pieces, rank, ranks):
-    return gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
-
-def same_as_torchs(rank):
-    pieces = lesson.my_pieces(rank, ranks)  # small whole numbers, so no sum is rounded
-    torchs_own = torch.cat(pieces)
-    dist.all_reduce(torchs_own)
-    return torch.equal(torch.cat(all_reduce(pieces, rank, ranks)), torchs_own)
-
-print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
-
-# %% [markdown]
-# Sums fill up, and are then passed on:
-
-# %% tags=["ranks"]
-total = lesson.run_sum(all_reduce, ranks, backend)
-lesson.explore_sum(total, live=widgets)
-
-# %% [markdown]
 # <details><summary>A build of an hour, without a stub: all the collectives of a ring</summary>
 #
 # Save the following as `test_ring.py` in an empty folder and run it with `python test_ring.py`. It fails, because
@@ -375,15 +352,6 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Now real ranks count the bytes that they send:
-
-# %% tags=["ranks"]
-formula = formulas.accepted_or(lesson.ring_formula)
-for dtype in (torch.float32, torch.bfloat16):
-    run = lesson.run_sum(all_reduce, ranks, backend, dtype)
-    print(lesson.say_bytes(run, dtype, formula))
-
-# %% [markdown]
 # Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few. (We always count
 # what *one rank sends*, on a ring.)
 #
@@ -430,6 +398,7 @@ def there_and_back(rank, ball):
 
 def ping_pong(rank):
     balls = [torch.zeros(size // 4) for size in sizes]
+    lesson.fastest(4 * steps, there_and_back, rank, balls[0])  # a warm-up: the first messages are slow
     return [lesson.fastest(4 * steps, there_and_back, rank, ball) / 2 for ball in balls]
 
 # %% tags=["volatile"]
@@ -497,7 +466,7 @@ for many_ranks in (2, 16, 128, 1024):
 
 # %% tags=["stub"]
 answers = {
-    "messages": ...,  # how many messages did rank 0 send in your ranks' *ring* all_reduce?
+    "messages": ...,  # how many messages does each of `ranks` ranks send in a ring's all_reduce?
     "share": ...,  # what part of an all_reduce's bytes does its all_gather send?
     # an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
     "bytes": ...,
@@ -510,11 +479,43 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# count, size = total.messages_sent(0), formula("all_reduce", 1_000_000, 2, 8)
+# count, size = 2 * (ranks - 1), lesson.ring_formula("all_reduce", 1_000_000, 2, 8)
 # answers = {"messages": count, "share": 0.5, "bytes": size}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# Now ranks can share Newton–Schulz, and the next lesson builds the first Muon that did.
+# ## Your ring, on real ranks
+#
+# Do both halves together equal PyTorch's own `all_reduce`?
+
+# %% tags=["ranks"]
+gather = ring.accepted_or(lesson.ring_all_gather)
+reduce_scatter = hard.accepted_or(lesson.ring_reduce_scatter)
+def all_reduce(pieces, rank, ranks):
+    return gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
+
+def same_as_torchs(rank):
+    pieces = lesson.my_pieces(rank, ranks)  # small whole numbers, so no sum is rounded
+    torchs_own = torch.cat(pieces)
+    dist.all_reduce(torchs_own)
+    return torch.equal(torch.cat(all_reduce(pieces, rank, ranks)), torchs_own)
+
+print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
+
+# %% [markdown]
+# Do your ranks send what your formula says?
+
+# %% tags=["ranks"]
+formula = formulas.accepted_or(lesson.ring_formula)
+for dtype in (torch.float32, torch.bfloat16):
+    run = lesson.run_sum(all_reduce, ranks, backend, dtype)
+    print(lesson.say_bytes(run, dtype, formula))
+
+# %% tags=["ranks"]
+total = lesson.run_sum(all_reduce, ranks, backend)
+lesson.explore_sum(total, live=widgets)
+
+# %% [markdown]
+# The next lesson asks how the first distributed Muon shared Newton–Schulz with such calls.

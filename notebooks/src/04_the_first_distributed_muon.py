@@ -65,8 +65,8 @@ print(lesson.say_axes(dp, tp))
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers. As a layout of the B entries of all updates, where `{U_dp}` says that the sum
-# over dp is still to be taken:
+# One all_reduce adds up the buffers. As a layout of the buffer's B entries (`{U_dp}` means that the sum over dp is
+# still to be taken):
 #
 # ```text
 # y[B]{U_dp} → y[B]
@@ -232,7 +232,7 @@ fixed.check(fixed_share)
 # </details>
 
 # %% [markdown]
-# Now `k1` stands still, and no one is told. The package's Muon first asks, in one tiny all_reduce, which rank has
+# Now `k1` is not updated, and no one is told. The package's Muon first asks, in one tiny all_reduce, which rank has
 # which gradient, and refuses to step if ranks disagree:
 
 # %%
@@ -300,8 +300,6 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You now send half the bytes.
-#
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
@@ -339,8 +337,8 @@ for ranks in (6, 8, 128):
 
 # %% [markdown]
 # Among 6 owners two get all the large ones. Among 8, for which the early code was made, work is equal. Below, on the
-# right, the costliest comes first, and each goes to the rank with the least work so far. Which numbers of ranks suit
-# round robin?
+# right, the costliest matrix comes first, and each goes to the rank with the least work so far. Which numbers of
+# ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
@@ -400,25 +398,8 @@ print(lesson.say_clock(alone, pair))
 # than the single process, its ranks share cores or memory. Then compare only the last two lines.
 #
 # </details>
-#
-# Last, two steps with momentum and weight decay, beside `torch.optim.Muon` in one process:
-
-# %%
-def two_steps(rank=None):
-    parameters = lesson.parameters(seed)
-    shared = {"strategy": "round_robin", "mesh": build_mesh({"dp": dp})} if rank is not None else {}
-    muon = (torch.optim.Muon if rank is None else Muon)(parameters, lr=0.1, **shared)
-    muon.step()
-    muon.step()
-    return [parameter.detach() for parameter in parameters]
-
-# %%
-single, together = two_steps(), launch(two_steps, dp, backend=backend)
-print("the same bits on every rank:", all(all(map(torch.equal, each, single)) for each in together))
 
 # %% [markdown]
-# Only the work was shared: every rank still keeps all of the momentum.
-#
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
@@ -458,4 +439,25 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The next lesson cuts up the momentum as well.
+# ## Your step, on real ranks
+#
+# Your `gathered_share` takes a step beside `torch.optim.Muon`, both without momentum and weight decay:
+
+# %%
+share = less.accepted_or(lesson.gathered)
+def step_together(rank):
+    parameters = lesson.parameters(seed)
+    updates = share(parameters, rank, dp).split([p.numel() for p in parameters])
+    for p, update in zip(parameters, updates, strict=True):
+        factor = max(1, p.shape[0] / p.shape[1]) ** 0.5
+        p.data.add_(update.view_as(p), alpha=-0.1 * factor)
+    return [p.detach() for p in parameters]
+
+# %%
+single = lesson.parameters(seed)
+torch.optim.Muon(single, lr=0.1, momentum=0, nesterov=False, weight_decay=0).step()
+together = launch(step_together, dp, backend=backend)
+print("the same bits on every rank:", all(all(map(torch.equal, each, single)) for each in together))
+
+# %% [markdown]
+# Only the work was shared, so the next lesson asks how each rank can keep a share of the momentum, too.

@@ -73,7 +73,7 @@ _ = my_muon.so_far("05")
 #    and so on.
 #
 # So a rank owns a *range* and not a matrix: a bucket's momentum of B entries is `m[B_dp]`. A boundary may cut a
-# matrix, which then **straddles** it:
+# matrix. Such a matrix **straddles** the boundary:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -162,7 +162,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # ## Find your range
 #
 # An item's `global_range` says which entries of the bucket belong to a matrix. Its `local_range` says which entries
-# of this rank's slice do, counted from the start *of the slice*.
+# of this rank's slice belong to that matrix, counted from the start *of the slice*.
 #
 # <details><summary>Hint</summary>
 #
@@ -198,25 +198,8 @@ ranges.check(local_range)
 #
 # </details>
 
-# %% [markdown]
-# ## Make a matrix whole, on real processes
-#
-# With your function each rank cuts its part of C out of its slice, and all parts go to all ranks:
-
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
-
-def collect(place):
-    kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
-    start, stop = local_range(meta.global_range, place, len(kept))
-    parts = [None] * dp
-    dist.all_gather_object(parts, kept[start:stop])
-    return parts
-
-# %%
-collected = launch(collect, dp, backend=backend)
-print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
-print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
 
 # %% [markdown]
 # ## Who needs whom?
@@ -263,7 +246,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# One step on one rank, which holds what is filled in:
+# Filled boxes are what one rank holds during a step:
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
@@ -401,4 +384,22 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Real jobs cut the matrices, too, and ranks then stand in a grid, which the next lesson builds.
+# ## Make a matrix whole, on real processes
+#
+# With your function each rank cuts its part of C out of its slice, and all parts go to all ranks:
+
+# %%
+def collect(place):
+    kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
+    start, stop = local_range(meta.global_range, place, len(kept))
+    parts = [None] * dp
+    dist.all_gather_object(parts, kept[start:stop])
+    return parts
+
+# %%
+collected = launch(collect, dp, backend=backend)
+print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
+print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
+
+# %% [markdown]
+# Real jobs also cut the matrices, so the next lesson asks which ranks of a grid belong together.

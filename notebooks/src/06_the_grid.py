@@ -98,7 +98,7 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Write a function that lists all groups of any grid.
+# Write a function that lists all groups.
 #
 # <details><summary>Hint</summary>
 #
@@ -174,16 +174,6 @@ answering.check(who_answers)
 # </details>
 
 # %% [markdown]
-# ## Your ring, in your groups
-#
-# Every dp group makes a ring of its own, with your `ring_all_gather` from `my_muon.py` (here `mine`):
-
-# %% tags=["ranks"]
-mine.groups = grouping.accepted_or(mine.groups)
-rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
-print(*rings, sep="\n")
-
-# %% [markdown]
 # `groups` and `who_answers` together:
 
 # %%
@@ -207,8 +197,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # ## Predict: which 1?
 #
 # A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
-# column, the rank with group rank 1 should send what it has. `dist.broadcast` sends one member's tensor to all. So
-# every rank calls it in its dp group, with `src=1`. What does the last rank get?
+# column, the rank with group rank 1 should send what it has. `dist.broadcast` sends one member's tensor to all
+# members. So every rank calls it in its dp group, with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -336,7 +326,7 @@ comparing.check(first_mismatch)
 # </details>
 
 # %% [markdown]
-# `work.agree` gathers all ranks' lists in one collective, and says more:
+# `work.agree` gathers all ranks' lists in one collective, and compares them:
 
 # %%
 def agree_first(rank):
@@ -353,8 +343,8 @@ except RankFailedError as error:
 # %% [markdown]
 # ## More axes
 #
-# Big runs have more axes, such as pp, which cuts a model into stages of layers, and some calls go along several at
-# once. Write one function for the groups along any set of axes.
+# Big runs have more axes, such as pp, which cuts a model into stages of layers, and some calls go along several axes
+# at once. Write one function for the groups along any set of axes.
 #
 # <details><summary>Hint</summary>
 #
@@ -441,4 +431,14 @@ quiz.check(measured)
 # </details>
 
 # %% [markdown]
-# The next lesson asks what each axis cuts: tp a matrix, dp the buffer.
+# ## Your ring, in your groups
+#
+# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own:
+
+# %% tags=["ranks"]
+mine.groups = grouping.accepted_or(mine.groups)
+rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
+print(*rings, sep="\n")
+
+# %% [markdown]
+# The next lesson asks what each of the two axes cuts.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · What do tp and dp cut?
 #
-# A model's weights and its optimizer's memory lie in pieces on a grid. Which ranks hold any one entry, and what shape
-# is its piece?
+# A model's weights and its optimizer's memory lie in pieces on a grid. Which ranks hold a given entry, and what shape
+# is each rank's piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -139,8 +139,8 @@ shapes.check(local_shape)
 #
 # An MLP has two layers with relu between them. `up`, 10 × 8, is column parallel, so each rank finishes some hidden
 # features and can apply relu at once. `down`, 6 × 10, is row parallel, and each rank's piece needs just the features
-# it has. So no message passes between the layers. But each rank ends with only a part of every sum, `y{U_tp}`. Write
-# one rank's forward pass.
+# that the rank has. So no message passes between the layers. But each rank ends with only a part of every sum,
+# `y{U_tp}`. Write one rank's forward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -192,7 +192,7 @@ same_bits = ...  # True or False
 # </details>
 
 # %% [markdown]
-# Here your cut decides which bytes each rank gets:
+# Your cut decides which bytes each rank gets:
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
@@ -217,8 +217,9 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights and cuts the momentum, no matter where a matrix begins. So tp cuts a *matrix*, and dp the
-# *buffer*. Each rank reserves room for the largest piece along tp, so that all have the same offsets.
+# dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
+# *matrix*, and dp the *buffer*. Each rank reserves room for the largest piece along tp, so that all have the same
+# offsets.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -258,36 +259,6 @@ holders.check(who_holds)
 # ```
 #
 # </details>
-
-# %% [markdown]
-# Train on real ranks, each row of the grid on its own data. `my_parameters` cuts as you do, and notes on each piece
-# how it was cut, because Muon must know:
-
-# %%
-def train(rank):
-    weights = work.my_parameters(rank, tp, seed, shape_of)
-    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
-    for step in range(steps):
-        work.fill_gradients(weights, rank, tp, step)
-        optimizer.step()
-    return work.kept_by(optimizer)
-
-kept = launch(train, dp * tp, backend=backend)
-
-# %%
-lesson.picture_of_kept(dp, tp, kept)
-
-# %% [markdown]
-# Along dp the weights are equal to the bit, although the data were different. Ask your function about an entry:
-
-# %%
-who_holds = holders.accepted_or(lesson.who_holds)
-weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
-for rank in weight_on:
-    value = kept[rank].weights[0][7 % -(-10 // tp), 2]
-    print(f"rank {rank} holds up[7, 2] = {value:.4f}")
-print(f"rank {momentum_on} keeps its momentum")
-print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
 # Muon needs whole matrices. The momentum stays, but two gathers bring together X, the input of Newton–Schulz:
@@ -343,7 +314,7 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# The shapes are always right, and no error is raised. Yet even on the right heads are torn where tp does not divide
+# The shapes are always right, and no error is raised. Yet even on the right, heads are torn if tp does not divide
 # their number.
 #
 # <details><summary>This has happened</summary>
@@ -357,8 +328,7 @@ lesson.slide_qkv(live=widgets)
 #
 # ## Keep every head whole
 #
-# Here tp = 3 does not divide the number of heads. Deal out whole heads, so that no rank carries more than it
-# must.
+# Deal out whole heads, so that no rank carries more than it must.
 #
 # <details><summary>Hint</summary>
 #
@@ -394,9 +364,6 @@ fused.check(shard_qkv, join_qkv)
 # ```
 #
 # </details>
-
-# %% [markdown]
-# There and back on real ranks:
 
 # %%
 shard_qkv, join_qkv = fused.accepted_or((lesson.shard_qkv, lesson.join_qkv))
@@ -443,10 +410,42 @@ quiz.check(answers)
 #
 # ```python
 # columns = shape_of((6, 10), "row", tp - 1, tp)[1]
-# answers = {"columns": columns, "kept": kept[0].entries, "torn": lesson.count_torn(4)}
+# answers = {"columns": columns, "kept": lesson.slice_length(dp, tp), "torn": lesson.count_torn(4)}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# Why not orthogonalize each rank's piece alone, and save the messages? The next lesson tries it.
+# ## Your cuts, in training
+#
+# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and notes on
+# each piece how it was cut, because Muon must know:
+
+# %%
+def train(rank):
+    weights = work.my_parameters(rank, tp, seed, shape_of)
+    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
+    for step in range(steps):
+        work.fill_gradients(weights, rank, tp, step)
+        optimizer.step()
+    return work.kept_by(optimizer)
+
+kept = launch(train, dp * tp, backend=backend)
+
+# %%
+lesson.picture_of_kept(dp, tp, kept)
+
+# %% [markdown]
+# Along dp the weights are equal to the bit, although the data were different. Ask your function about an entry:
+
+# %%
+who_holds = holders.accepted_or(lesson.who_holds)
+weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
+for rank in weight_on:
+    value = kept[rank].weights[0][7 % -(-10 // tp), 2]
+    print(f"rank {rank} holds up[7, 2] = {value:.4f}")
+print(f"rank {momentum_on} keeps its momentum")
+print("entries of momentum by rank:", [mine.entries for mine in kept])
+
+# %% [markdown]
+# The next lesson asks what happens if each rank orthogonalizes its piece alone, without a message.

@@ -78,7 +78,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 # In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
 # the square, inputs have no partner: there the gradient is zero.
 #
-# A rank's piece, of `G[I, J_tp]` or of `G[I_tp, J]`, is its **shard**:
+# A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 
 # %%
 lesson.picture_of_cuts(tp)
@@ -161,8 +161,8 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does it act? Energy here is the sum of squared entries of `Uᵀ · update · V`. Which share of it is on the
-# diagonal, beside it in the square, and outside, on inputs without gradient?
+# And where does the update act? Energy here is the sum of squared entries of `Uᵀ · update · V`. Which shares are on
+# the diagonal, beside it in the square, and outside, on inputs without gradient?
 #
 # <details><summary>Hint</summary>
 #
@@ -235,7 +235,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # ## Two matrices as one
 #
 # The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up. Guess: with
-# Gaussian gradients, 688 × 256 each, how far is the stack's update from their own two, as a share of the stack's
+# Gaussian gradients, 688 × 256 each, how far is the stack's update from their own updates, as a share of the stack's
 # size? And if gate's gradient is five times larger, how many times too small does up's update become?
 #
 # *Easy · 3 minutes · optional*
@@ -282,8 +282,8 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 #
 # ## A shard gets the size wrong, too
 #
-# Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes it from `shard.shape` gets it
-# wrong, even if it has gathered the matrix correctly.
+# Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes the factor from
+# `shard.shape` is wrong, even if it has gathered the matrix correctly.
 #
 # ```text
 # Keller Jordan        sqrt(max(1, m/n))
@@ -294,7 +294,7 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Divide the whole's factor by the shard's, for both formulas, every shape and cut.
+# Divide the whole matrix's factor by the shard's, for both formulas, every shape and cut.
 #
 # <details><summary>Hint</summary>
 #
@@ -345,8 +345,8 @@ print(lesson.say_ratios(ratios, tp))
 #
 # <details><summary>Hint</summary>
 #
-# `torch.empty_like(shard)` makes one place for the list. The shards arrive in the group's order, and `torch.cat`
-# joins them.
+# The list needs a tensor of its own for each shard, so call `torch.empty_like(shard)` once for each. (In
+# `[empty] * n` all entries are the same tensor.) The shards arrive in the group's order, and `torch.cat` joins them.
 #
 # </details>
 #
@@ -380,23 +380,10 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Gather, orthogonalize, keep your columns:
-
-# %%
-gather = gathering.accepted_or(lesson.gather_whole)
-def all_together(rank):
-    shard = lesson.my_piece(gradient, 1, rank % tp, tp)
-    whole = gather(shard, 1, lesson.tp_group(dp, tp))
-    return lesson.my_piece(zeropower_via_newtonschulz(whole), 1, rank % tp, tp)
-
-# %% tags=["ranks"]
-repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
-print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
-
-# %% [markdown]
 # You pay with messages, and with work that every tp rank repeats:
 
 # %% tags=["volatile"]
+gather = gathering.accepted_or(lesson.gather_whole)
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
 print(lesson.say_cost(costs, tp))
 
@@ -410,7 +397,7 @@ print(lesson.say_cost(costs, tp))
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and the power law.
+# Real ranks try your function in float32, on the real gradient and the power law.
 #
 # <details><summary>Hint</summary>
 #
@@ -484,4 +471,27 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So pieces must be joined before Newton–Schulz, and cut again after it. The next lesson follows them.
+# ## Gathered first
+#
+# Gather, orthogonalize, keep your columns:
+
+# %%
+def all_together(rank):
+    shard = lesson.my_piece(gradient, 1, rank % tp, tp)
+    whole = gather(shard, 1, lesson.tp_group(dp, tp))
+    return lesson.my_piece(zeropower_via_newtonschulz(whole), 1, rank % tp, tp)
+
+# %% tags=["ranks"]
+repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
+print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
+
+# %% [markdown]
+# Where does this update act?
+
+# %% tags=["volatile"]
+repaired = repaired.double()
+result, turned = lesson.compare(repaired, gradient), lesson.in_directions(repaired, gradient)
+lesson.draw_update("real matrix, gathered first", result, turned, "shards_alone-repaired")
+
+# %% [markdown]
+# The next lesson asks how, in a whole step, every matrix finds its way back to its ranks.

@@ -294,9 +294,8 @@ def check_seconds() -> Exercise:
 
 
 def quiz(ranks: int) -> Exercise:
-    on_a_ring = "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more."
     return numbers(
-        ("messages", 2 * (ranks - 1), on_a_ring),
-        ("share", 0.5, "Divide the all_gather's bytes by the all_reduce's, in the table."),
+        ("messages", 2 * (ranks - 1), "In each half a rank sends every piece but one."),
+        ("share", 0.5, "An all_gather is one of the two halves of an all_reduce."),
         ("bytes", ring_formula("all_reduce", 1_000_000, 2, 8), "Ask formula('all_reduce', 1_000_000, 2, 8)."),
     )

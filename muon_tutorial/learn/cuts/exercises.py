@@ -264,7 +264,7 @@ def quiz(dp: int, tp: int) -> Exercise:
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
     return numbers(
         ("columns", local_shape(DOWN, "row", tp - 1, tp)[1], f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1]."),
-        ("kept", kept, "Ask kept[0].entries, or add up rank 0's line."),
+        ("kept", kept, "How long is a slice? Or ask lesson.slice_length(dp, tp)."),
         ("torn", qkv.count_torn(4), "Slide tp to 4, or ask lesson.count_torn(4)."),
     )
 

@@ -129,6 +129,6 @@ def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
-        ("copies", at.size("dp"), "Count the ranks whose weight has the same letter as rank 0's."),
+        ("copies", at.size("dp"), "Count the ranks that hold the same columns as rank 0."),
         ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
     )
