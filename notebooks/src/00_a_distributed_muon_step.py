@@ -127,6 +127,9 @@ keep.check(my_momentum)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Flatten first. Then dp cuts the flat list, so a part may end in the middle of a row. `mine.chunk(dp)` without
+# `flatten()` would cut between rows only.
+#
 # ```python
 # def my_momentum(matrix, rank):
 #     mine = columns(matrix, rank).flatten()  # row after row
@@ -178,6 +181,9 @@ join.check(whole)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The first tp ranks are those at dp's first place, and they hold all columns. All later ranks hold copies, so leave
+# them out.
 #
 # ```python
 # def whole(pieces):

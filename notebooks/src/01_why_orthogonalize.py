@@ -190,6 +190,9 @@ svd.check(svd_update)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The next step needs `buffer`, so it changes in place. `ahead` is for this step alone: `lerp_` would overwrite the
+# gradient here, while `lerp` returns a new tensor.
+#
 # ```python
 # def svd_update(G, buffer, momentum=0.95):
 #     buffer.lerp_(G, 1 - momentum)
@@ -225,6 +228,9 @@ promised.check(promise)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# `update.norm()` would be the size of all directions together, but the limit is on the loudest alone. `svdvals`
+# sorts, so that one comes first.
 #
 # ```python
 # def promise(G, update):
@@ -292,6 +298,9 @@ whole.check(muon_step)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The decay comes before the update is added. In the other order it would shrink the new update as well, and the bits
+# would differ from torch's.
+#
 # ```python
 # def muon_step(W, G, buffer, lr, momentum=0.95, weight_decay=0.1):
 #     buffer.lerp_(G, 1 - momentum)
@@ -322,6 +331,8 @@ sorting.check(split)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The number of dimensions alone does not decide: embedding and head are matrices, too. So the name has to help.
 #
 # ```python
 # def split(model):
@@ -387,6 +398,9 @@ table.check(table_update)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# In a row of zeros the division gives NaN, and `torch.where` puts 0 in its place. Adding a small number to every
+# length would leave all rows a little too short.
 #
 # ```python
 # def table_update(G):

@@ -113,6 +113,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# At s = 1 every power of s is 1, so a step leads to `a + b + c`.
+#
 # ```python
 # where = round(a + b + c, 1)
 # settles = False
@@ -196,6 +198,9 @@ whole.check(newton_schulz)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `clamp` leaves the norm of a usual gradient as it is. If you add 1e-7 in its place, a small norm changes, and so do
+# the bits.
+#
 # ```python
 # def newton_schulz(G, steps=5):
 #     tall = G.shape[0] > G.shape[1]
@@ -240,6 +245,9 @@ bound.check(lowest, highest)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The polynomial rises and falls, so the lowest and the highest value need not come from the two ends, 0.01 and 1.
+# That is why the code tries all starting values in between.
 #
 # ```python
 # s = torch.linspace(0.01, 1, 100_001, dtype=torch.float64)

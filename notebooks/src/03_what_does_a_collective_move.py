@@ -230,6 +230,9 @@ ring.check(ring_all_gather)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# In each round a rank passes on the piece that the round before brought. If `wait()` stood before `recv`, all ranks
+# would wait in it, as they did when everybody sent first.
+#
 # ```python
 # def ring_all_gather(mine, rank, ranks, group=None):
 #     pieces = [torch.empty_like(mine) for _ in range(ranks)]
@@ -268,6 +271,9 @@ hard.check(ring_reduce_scatter)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The piece that rank r sends first, number r − 1, travels P − 1 places on the ring and ends at rank r − 1. Receive
+# into a new tensor: `total` may still be leaving, and in the first round it is one of the caller's own pieces.
 #
 # ```python
 # def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -424,6 +430,8 @@ timed.check(ring_seconds)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Every message pays latency, because it waits for the one before it. Its bytes are only one piece, `size / ranks`.
 #
 # ```python
 # def ring_seconds(size, ranks, latency, bandwidth):

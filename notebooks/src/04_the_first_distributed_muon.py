@@ -280,6 +280,9 @@ less.check(gathered_share)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# With more ranks than matrices, some rank owns nothing, and `torch.cat` refuses an empty list. The empty tensor
+# `mine[:0]` is there for that rank.
+#
 # ```python
 # def gathered_share(parameters, rank, ranks):
 #     owned = [parameters[owner::ranks] for owner in range(ranks)]

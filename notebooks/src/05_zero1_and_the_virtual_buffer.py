@@ -145,6 +145,9 @@ finding.check(address)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Three things come before the entry: the matrices that are earlier in the bucket, whole rows, and a part of its own
+# row. If you forget the first, only the first matrix of a bucket comes out right.
+#
 # ```python
 # def address(meta, row, column, length):
 #     in_bucket = meta.global_range[0] + row * meta.shape[1] + column
@@ -323,6 +326,8 @@ planned.check(all_ranges)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Without `buckets[-1] and`, a first matrix above the limit would leave an empty bucket in front of its own.
 #
 # ```python
 # def all_ranges(sizes, dp, most):

@@ -121,6 +121,9 @@ grouping.check(groups)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The loops look as if they were exchanged: dp groups are columns, so there is one for each place along tp, and the
+# other way round.
+#
 # ```python
 # def groups(dp, tp):
 #     dp_groups = [list(range(tp_rank, dp * tp, tp)) for tp_rank in range(tp)]
@@ -158,6 +161,9 @@ answering.check(who_answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# `new_group` stands outside the `if`. A rank that skips one call numbers all later groups differently from the
+# others.
 #
 # ```python
 # def who_answers(rank, all_groups):
@@ -314,6 +320,8 @@ comparing.check(first_mismatch)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `zip(*lists)` would stop at the end of the shortest list, and miss a rank that makes one call too few.
+#
 # ```python
 # def first_mismatch(lists):
 #     for number in range(max(map(len, lists))):
@@ -366,6 +374,9 @@ any_axes.check(groups_along)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# A reshape can only put neighbours into one group. So `permute` first makes the axes of `along` the last ones, and
+# then the ranks of a group are neighbours.
 #
 # ```python
 # def groups_along(sizes, along):

@@ -123,6 +123,9 @@ shapes.check(local_shape)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `max(0, …)` is for the last ranks. If seven ranks share ten rows, five of them take two each, and the last one would
+# come out at −2.
+#
 # ```python
 # def local_shape(shape, kind, tp_rank, tp):
 #     out, into = shape
@@ -162,6 +165,9 @@ layers.check(both_layers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# relu may come before the sum, because after `up` each rank has whole features. After `down` it has only a summand of
+# each output, and a sum of relus is not the relu of the sum.
 #
 # ```python
 # def both_layers(x, up, down, tp_group):
@@ -249,6 +255,9 @@ holders.check(who_holds)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Divide by the rows of the first piece, and not by 10 / tp: the last piece may be shorter, but every piece begins at
+# a multiple of the first one's rows.
+#
 # ```python
 # def who_holds(row, column, dp, tp, length):
 #     most = -(-10 // tp)  # rows of the first piece
@@ -293,6 +302,9 @@ tearing.check(torn)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# A run of rows is on one rank if its first and its last row are. But a head can be torn although each of its three
+# runs is whole: all three must lie on the *same* rank.
 #
 # ```python
 # def torn(heads, rows, tp):
@@ -351,6 +363,9 @@ fused.check(shard_qkv, join_qkv)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# `tensor_split` always makes tp parts, while `chunk` rounds the size of a part up and may run out of heads before the
+# last rank. On the way back, all q parts come first, then all k parts, then all v parts.
 #
 # ```python
 # def shard_qkv(W, heads, tp_rank, tp):

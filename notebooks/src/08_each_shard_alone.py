@@ -151,6 +151,9 @@ near.check(nearness)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The cosine ignores size: twice the right update still has a cosine of 1. The distance notices that, and so you need
+# both.
+#
 # ```python
 # def nearness(update, right):
 #     cosine = (update * right).sum() / (update.norm() * right.norm())
@@ -317,6 +320,9 @@ ratio.check(too_small)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The ratio is not always √tp. A cut makes one side shorter, and then `max` may choose another side for the shard than
+# for the whole.
+#
 # ```python
 # def factors(m, n):
 #     return max(1, m / n) ** 0.5, 0.2 * max(m, n) ** 0.5
@@ -369,6 +375,8 @@ gathering.check(gather_whole)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Without `dim`, `torch.cat` puts the shards above each other, which is right only if tp has cut rows.
 #
 # ```python
 # def gather_whole(shard, dim, group):

@@ -322,6 +322,9 @@ stepped.check(my_step)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `done` may begin with zeros, although this rank does not fill all of it: phase 6 keeps only this rank's slice, and
+# the rank has worked on every matrix of which its slice has a part.
+#
 # ```python
 # def my_step(job, bucket, at):
 #     summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))

@@ -127,6 +127,9 @@ by_hand.check(bill)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The first and the last line are equal, and the second is half of that because of bfloat16. Only the tp gather
+# depends on which matrices a rank works on, so only this line can differ from rank to rank.
+#
 # ```python
 # def bill(total, touched, dp, tp):
 #     mine = total // dp
@@ -184,6 +187,9 @@ fetching.check(sends)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Each receiver gets the same entries, those that *you* hold, so the count is `held[place]`. `held[p]` only decides
+# whether place p needs them.
 #
 # ```python
 # def sends(matrix, length, place, dp):

@@ -140,6 +140,8 @@ assigned.check(assign)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `index % len(ranks)` is a place in the group, and `ranks[…]` turns it into a global rank.
+#
 # ```python
 # def assign(params, state):
 #     ranks = dist.get_process_group_ranks(state["group"])
@@ -189,6 +191,9 @@ gathered.check(gather)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# All ranks call, even a rank that neither sends nor takes anything: its splits are all zeros. The owner also sends
+# its own rows to itself, so that it finds all of them in `whole`, in order.
 #
 # ```python
 # def splits(owner, state):
@@ -408,6 +413,9 @@ shared.check(assign_by_work)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# One `busy` counts for all parameters. If you dealt out each kind of matrix by itself, the same rank could be the
+# busiest in each. And `min` looks at the holders only, because no other rank may own the matrix.
 #
 # ```python
 # def assign_by_work(params, state):

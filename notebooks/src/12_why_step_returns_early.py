@@ -133,6 +133,9 @@ clocks.check(makespan)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# There are two clocks: the link waits for the window, and the rank waits for its matrix. With a window of 1 each
+# clock waits for the other, and all times add up.
+#
 # ```python
 # def makespan(gathers, works, window):
 #     link, rank, done = 0, 0, []
@@ -242,6 +245,8 @@ fits.check(largest_window)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Look at every i, and not only at the first: the large matrices may come later.
 #
 # ```python
 # def largest_window(sizes, limit):

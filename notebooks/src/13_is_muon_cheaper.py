@@ -129,6 +129,9 @@ adamw.check(adamw_step)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The mean is taken after the sum, and only on this rank's slice. AdamW divides each entry by its usual size, so a
+# forgotten division would hardly change the weights, and only a test of the bits finds it.
+#
 # ```python
 # def adamw_step(gradients, weights, bucket, at):
 #     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
@@ -207,6 +210,9 @@ once.check(communicating)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Once kernels are in the order in which they begin, one pass is enough: `reached` says how far time has been counted.
+# A kernel that lies inside an earlier one adds nothing.
 #
 # ```python
 # def communicating(events):
@@ -317,6 +323,8 @@ waiting.check(waited)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# `last` needs the records of all ranks: no rank's own trace contains it.
 #
 # ```python
 # def waited(flights):
@@ -473,6 +481,9 @@ turning.check(break_even)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The slope is per 1 / bandwidth. Over the bandwidth itself the lead is a curve, and a straight line between the two
+# ends would cross zero elsewhere.
 #
 # ```python
 # def break_even(lead, slowest, fastest):

@@ -116,6 +116,9 @@ enough.check(enough_owners)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `sum(seconds) / max(seconds)`, rounded up, may be too few, because a matrix goes to one owner as a whole. So the
+# code deals all matrices out, with one more owner each time.
+#
 # ```python
 # def enough_owners(seconds):
 #     owners = 1
@@ -158,6 +161,8 @@ wired.check(reduce_seconds)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# tp divides both lines: a rank sends fewer bytes, and has a smaller share of the cards to send them over.
 #
 # ```python
 # def reduce_seconds(entries, tp, card):

@@ -162,6 +162,8 @@ matching.check(waits)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `in` is not enough in place of `count`: a rank has the same call in its log from every earlier step.
+#
 # ```python
 # def waits(logs):
 #     pairs = []
@@ -259,6 +261,9 @@ searching.check(first_wrong)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The ladder is the outer loop. With the ranks outside, you would get the first wrong rung of the lowest wrong rank,
+# and another rank may have gone wrong before it.
 #
 # ```python
 # def first_wrong(run):

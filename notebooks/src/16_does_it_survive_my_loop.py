@@ -82,6 +82,9 @@ lines.check(for_muon, to_survive)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Line 2 makes the optimizer. Line 4 always begins at step 0, and line 11 saves too little: one rank's part of the
+# model, and nothing of the optimizer.
+#
 # ```python
 # for_muon = [2]
 # to_survive = [4, 11]
@@ -147,6 +150,9 @@ ported.check(prepare, update)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# The gradient is clipped before the step that uses it. The scheduler moves after `optimizer.step()`, or no step would
+# be taken with the first learning rate.
 #
 # ```python
 # def prepare(model, shard):
@@ -253,6 +259,9 @@ survived.check(save, load)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# A new run has no checkpoint, so `load` returns 0 then, and it must ask before it loads. A new scheduler counts from
+# 0, so its state has to be in `extra`. All ranks must call both functions.
 #
 # ```python
 # def save(manager, step, model, optimizer, scheduler):
