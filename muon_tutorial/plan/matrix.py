@@ -226,7 +226,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
 
 
 def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
-    """Each matrix's first line, number of lines, run length and stride; None if ``words`` are wrong."""
+    """Return each matrix's first line, line count, run length and stride; None if ``words`` do not fit."""
     kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
     stride = sum(numbers)

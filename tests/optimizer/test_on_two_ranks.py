@@ -277,7 +277,7 @@ def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        (ready_muons_alone, "the pair's ready_gradients()"),
+        (ready_muons_alone, "ready_gradients() of the MuonWithAdamW"),
         (clip_adamws, "clipping it here would scale it by"),
     ],
 )
