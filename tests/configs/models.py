@@ -35,7 +35,7 @@ class Mlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """Experts spread over a group, one per rank; a router sends each token to the one it rates highest."""
+    """Experts spread over a group, one per rank; a router sends each token to its highest-rated expert."""
 
     def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
         super().__init__()

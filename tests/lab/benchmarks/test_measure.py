@@ -1,4 +1,4 @@
-"""The one command that makes all tables draws its plots from those that are kept."""
+"""The command that makes all tables draws its plots from the stored tables."""
 
 from __future__ import annotations
 
