@@ -74,8 +74,11 @@ RANKS_IMPORT = (
     "muon_tutorial.timing.step_cost",
     "muon_tutorial.training",
 )
-"""Modules that the warm server imports once. A rank imports the file whose function it runs, and without the
-server each rank of each launch would need a quarter of a second for that file's imports."""
+"""Modules that the warm server imports once.
+
+A rank imports the file that defines its function. Without the server, each rank of each launch would need a
+quarter of a second for that file's imports.
+"""
 
 _SERVING = "try:\n    serve("
 assert _SERVING in fork_server._BOOT
@@ -93,7 +96,7 @@ LONGEST = (
     "configs/test_table.py",
     "training/test_resume.py",
 )
-"""Files that take minutes. One process runs a whole file, so the others would wait for it at the end."""
+"""Files that take minutes. One process runs a whole file, so others would wait for it at the end."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,9 +111,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have torch name a rank whose request differs in shape, dtype or order, instead of summing the data.
+    """Have torch name a rank whose request differs in shape, dtype or order. Otherwise it would sum the data.
 
-    That takes a third of the time. Some tests run without it, as users do.
+    These checks take a third of the time. Some tests run without it, as users do.
     """
     os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
 

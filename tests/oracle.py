@@ -44,7 +44,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def whole_matrices(case: Case) -> list[Tensor]:
-    """The parameters before the first step; the same on every rank."""
+    """The parameters before the first step, which are equal on every rank."""
     made = torch.Generator().manual_seed(1)
     return [torch.randn(shape, generator=made).to(case.dtype) for shape in case.shapes]
 

@@ -67,9 +67,9 @@ KNOW_NO_GROUP = (
     "engine",
 )
 
-# Besides the live world: modules with the reference of an exercise in which readers' code moves the bytes.
-# loop.py is such code, for lesson 15 to break. my_muon's reference is the file that readers end with, and
-# training is the loop around it. one_page.py is the whole step without the package.
+# Besides the live world, these modules hold the reference of an exercise in which readers' code moves the
+# bytes. loop.py is such code, for lesson 15 to break. my_muon's reference is the file that readers end with,
+# and training is the loop around it. one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
@@ -104,7 +104,8 @@ ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
 class Module:
     """One source file: its dotted name (without ``__init__``), path, imports, and the names that it reads.
 
-    It does not hold the syntax: with a million nodes in memory, garbage collections take most of the time.
+    It does not hold the syntax tree: with a million nodes in memory, garbage collections take most of the
+    time.
     """
 
     name: str
@@ -227,7 +228,7 @@ def test_the_package_keeps_its_floors() -> None:
 
 
 def test_the_package_names_its_own_modules_relatively() -> None:
-    """There is one way to write it; only ``__main__`` may be run as a file."""
+    """There should be one way to write such imports, and only ``__main__`` may be run as a file."""
     found = {
         module.name
         for module in read_modules(ROOT)
@@ -247,8 +248,8 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests", "hosts"))])
 def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     brought = {"IPython", "traitlets"}  # installed by ipywidgets
-    asked = {"peft", "trl", "datasets", "tokenizers"}  # two recipes say that they need them, and skip without
-    siblings = {path.stem for path in (ROOT / "scripts" / "recipes").glob("*.py")}  # of a script that is run
+    asked = {"peft", "trl", "datasets", "tokenizers"}  # two recipes need these, and are skipped without them
+    siblings = {path.stem for path in (ROOT / "scripts" / "recipes").glob("*.py")}  # imported by name
     mine = {PACKAGE, "scripts", *siblings, *brought, *asked, *sys.stdlib_module_names}
     modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]
     used_names = {target.split(".")[0] for module in modules for _, _, target in imported(module)}

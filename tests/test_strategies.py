@@ -44,7 +44,7 @@ VARIANTS: dict[str, Builder] = {
 
 
 def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Tensor]]:
-    """The parameters of this real rank after each job's steps; the grids share the processes."""
+    """The parameters of this real rank after each job's steps. All grids use the same processes."""
     found = []
     for case, strategy, grid in jobs:
         world = LiveWorld(build_mesh(grid))

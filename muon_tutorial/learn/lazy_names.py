@@ -1,4 +1,4 @@
-"""The names of a lesson's files, each imported when first asked for, so that ranks import no pictures."""
+"""Imports a lesson's files when a name in them is first asked for, so that ranks import no pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def names_in(package: str, *files: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``; if several files have a name, the first file's is used."""
+    """A package's ``__getattr__`` and ``__dir__``. If several files define a name, the first counts."""
     files = tuple(" ".join(files).split())
 
     def find(name: str) -> Any:

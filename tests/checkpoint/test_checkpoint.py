@@ -34,8 +34,10 @@ WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
-"""Grids on which a usual run loads checkpoints of 2×2, half of the ways on each: one without dp and with
-twice the tp, and one with uneven cuts."""
+"""Grids on which a usual run loads checkpoints of 2×2, half of ``WAYS`` on each.
+
+The first has no dp and twice the tp; the second has uneven cuts.
+"""
 
 
 class Model(nn.Module):
@@ -48,7 +50,7 @@ class Model(nn.Module):
 
 
 def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
-    """One rank's model and optimizer; if ``fresh``, with other values, which a load must replace."""
+    """One rank's model and optimizer. With ``fresh``, they have other values, which a load must replace."""
     params: Sequence[Tensor] = own_params(case, world.at)
     if way in ("FSDP2", "DTensor"):
         wholes = zip(whole_matrices(case), case.cuts, strict=True)

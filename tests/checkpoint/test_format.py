@@ -75,7 +75,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) ->
 
 
 def assert_go_on_alike(pair: Pair, other: Pair, steps: range) -> None:
-    """Both pairs take the same steps, to the same bits."""
+    """Both pairs take the same steps and end with the same bits."""
     for model, both in (pair, other):
         train(model, both, steps)
     assert_same_bits(pair[0], other[0])
@@ -245,7 +245,7 @@ def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
 
 
 def on_two_ranks(rank: int, root: str) -> dict[str, tuple[str, str]]:
-    """Each rank's error if ranks disagree; also writes a folder that a single process will read."""
+    """Each rank's error if ranks disagree. Also writes a folder that a single process will read."""
     model, both = fresh()
     found = {"folders": error_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
     both.param_groups[0]["lr"] = 0.1 + rank

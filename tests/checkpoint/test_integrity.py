@@ -62,7 +62,7 @@ def cut_off(data: bytes, draw: random.Random) -> bytes:
 def test_damage_is_found_anywhere(
     saved: Path, pair: Pair, count: int, seed: int, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
-    """One file after another is damaged at a place drawn from the seed; each refusal names the file."""
+    """Files are damaged one after another, at a place drawn from the seed. Each refusal names the file."""
     draw, files = random.Random(seed), sorted(saved.iterdir())
     for number in range(count):
         path = files[number % len(files)]

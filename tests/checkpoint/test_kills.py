@@ -210,7 +210,7 @@ def prepared(scene: Scene, folder: Path) -> Bits | None:
 
 
 def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[int]]) -> int:
-    """Kill a saver at each of these points, each time from the same state."""
+    """Kill a saver at each of these points, beginning each time from the same state."""
     had = prepared(scene, root / "template")
     shutil.copytree(root / "template", root / "counted")
     chosen = points(passed_by(lambda: scene.save(root / "counted", NEW)))
@@ -289,7 +289,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace the checkpoint; one rank is killed after it has passed this share of its points."""
+    """Replace the checkpoint. One rank is killed after it has passed this share of its points."""
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 

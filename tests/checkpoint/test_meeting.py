@@ -1,4 +1,4 @@
-"""Ranks that fail, stop or stay away while others wait: all ranks are told which rank it was, and why."""
+"""Ranks that fail, stop or stay away while others wait. All ranks are told which rank it was, and why."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def patch_write(write: Any) -> None:
 
 
 def full_disk(*args: Any) -> Any:
-    """Write under a file size limit of a few bytes: the system's error is like that of a full disk."""
+    """Write under a file size limit of a few bytes. The system's error is like that of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
@@ -204,7 +204,7 @@ def stopping(*args: Any) -> Any:
 
 
 def faults(rank: int, root: str) -> dict[str, Any]:
-    """Each rank's errors while rank 1 has one fault after another; a good checkpoint is saved first."""
+    """Each rank's errors while rank 1 has one fault after another. A good checkpoint is saved first."""
     folder, pair = Path(root, "a"), trained(3)
     save_checkpoint(folder, *trained(2))
 

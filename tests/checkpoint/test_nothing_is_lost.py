@@ -1,4 +1,4 @@
-"""State that a checkpoint cannot hold, or a load cannot place, gives an error; other files stay."""
+"""State that a checkpoint cannot hold, or that a load cannot place, gives an error. Other files stay."""
 
 from __future__ import annotations
 

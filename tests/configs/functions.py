@@ -1,4 +1,4 @@
-"""A user's own three functions: plain, with handles, and with bugs; for parameters cut along dimension 0.
+"""A user's own three functions for parameters cut along dimension 0: plain, with handles, and with bugs.
 
 ``state["shards"]`` says whether ranks hold equal runs of rows; otherwise every rank holds all rows.
 """
@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 def config(shards: bool, later: str = "") -> DistributedConfig:
-    """A config of the plain functions, or of those with handles if ``later="_later"``."""
+    """A config of the plain functions, or with ``later="_later"`` of the functions with handles."""
     gather, redistribute = (globals()[name + later] for name in ("gather", "redistribute"))
     return DistributedConfig(in_turn, gather, redistribute, {"shards": shards})
 

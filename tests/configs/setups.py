@@ -166,7 +166,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Make whole the tensors cut by hand over a group; ``dims`` maps a parameter's id to the dimension."""
+    """Make tensors whole that are cut by hand over a group. ``dims`` maps parameters' ids to dimensions."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)
@@ -222,8 +222,7 @@ def tp(mesh: DeviceMesh) -> Rig:
 
 
 def cut_by_hand(mesh: DeviceMesh) -> Rig:
-    """Uneven tensor parallelism by hand: cuts rows of some matrices, columns of others, and gradients
-    alike."""
+    """Uneven tensor parallelism by hand: it cuts rows of some matrices and columns of others."""
     model = mlp()
     wholes = hidden(model)
     dims = {index: index % 2 for index in range(len(wholes))}
@@ -311,7 +310,7 @@ def tp_dp(mesh: DeviceMesh) -> Rig:
 
 
 def mixed(mesh: DeviceMesh) -> Rig:
-    """FSDP2 that ignores one matrix, which stays a plain tensor; its gradient is averaged by hand."""
+    """FSDP2 ignores one matrix, which stays a plain tensor. Its gradient is averaged by hand."""
     model = mlp()
     plain = hidden(model)[0]
     fully_shard(model, mesh=mesh, ignored_params={plain})

@@ -28,7 +28,8 @@ from muon_tutorial.plan.strategies import gram, layerwise, owner, owner_per_repl
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
-# Rows and columns that every grid divides, those that no grid divides, and fewer of them than ranks.
+# Some numbers of rows and columns are divided by every grid, some by none, and some are below the number of
+# ranks.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "divisible": ((24, 48), (48, 24), (24, 24)),
     "uneven": ((13, 11), (11, 13), (23, 17)),

@@ -144,7 +144,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """The cut along ``dim``, or the last dimension if there are fewer; a convolution's columns are one."""
+    """The cut along ``dim``, or the last dimension if there are fewer; a convolution counts as a matrix."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
@@ -160,7 +160,7 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 
 
 def cases() -> Iterator[Any]:
-    """Every strategy with every cut; a usual run takes two cuts of each, and ``test_step`` draws others."""
+    """Every strategy with every cut. A usual run takes two cuts of each, and ``test_step`` draws others."""
     for place, strategy in enumerate(VARIANTS):
         for number, cut in enumerate(CUTS):
             daily = (number - place) % len(CUTS) in (0, 3)
@@ -261,7 +261,7 @@ ONE_AXIS = list(product((fsdp2, tensor_parallel), (0, 1)))
 TWO_AXES = [(fsdp2_over_tp, 0)]
 
 
-@pytest.mark.parametrize(  # the equality table has uneven shards, which an odd number of ranks makes here
+@pytest.mark.parametrize(  # an odd number of ranks makes uneven shards, which the equality table covers
     ("world_size", "makers"),
     [(2, ONE_AXIS), left_out(3, ONE_AXIS), (4, TWO_AXES), left_out(6, TWO_AXES)],
     ids=["2", "3", "2 x 2", "3 x 2"],

@@ -1,4 +1,4 @@
-"""A walk without data predicts the real step's peak of memory; and the memory that each strategy keeps."""
+"""A walk without data predicts a real step's peak of memory, and the memory that each strategy keeps."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def tp_gathers(plan: Plan, at: Coordinate) -> int:
 def zero1_bytes(plan: Plan, at: Coordinate) -> int:
     """Bytes that a rank sends for a ``zero1`` plan that gathers whole buckets."""
     D, flags = plan.grid.size("dp"), 9 * 8
-    # Along a short axis, each rank sends them to every other; along a longer one, a ring sums them.
+    # Along a short axis, each rank sends its flags to every other rank. Along a longer axis, a ring sums
+    # them.
     total = tp_gathers(plan, at) + sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
     )
@@ -157,7 +158,7 @@ every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
 def planned(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
-    """The plan, and each rank's predicted rows of one step by phase; a phase without requests has zeros."""
+    """The plan, and for each rank what it is predicted to send in each phase of a step."""
     nothing = LedgerRow("", 0, 0, 0)
     shards = [cut for cut in case.cuts if isinstance(cut, Shard)]
     cuts = enumerate(zip(case.shapes, shards, strict=True))
@@ -290,7 +291,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks: each matrix goes out without its owner's piece; all other ranks' pieces come back."""
+    """Over all ranks, each matrix goes out without its owner's piece; the other ranks' pieces come back."""
     plan, ranks = planned(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):

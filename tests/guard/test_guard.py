@@ -1,4 +1,4 @@
-"""The guard by itself: its states, what it refuses and allows, and a step without it."""
+"""The guard by itself: its states, what it refuses, what it allows, and a step without it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_states_of_a_step(strategy: str | None) -> None:
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
 def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
-    """All ranks have the same gradients, so what each assumes of the others is right."""
+    """All ranks have the same gradients, so each rank's assumptions about the others are right."""
     ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
@@ -159,7 +159,7 @@ def test_what_a_group_must_not_say_is_refused_by_rank_and_group(
 
 @pytest.mark.parametrize("strategy", [None, "zero1"])
 def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
-    """It is set by ``.grad.data``, which torch does not check; a plan would have sliced it silently."""
+    """The gradient is set by ``.grad.data``, which torch does not check. A plan would slice it silently."""
     param = square()
     assert param.grad is not None
     param.grad.data = torch.ones(5, 4)

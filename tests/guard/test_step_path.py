@@ -16,7 +16,7 @@ from muon_tutorial import Muon, build_mesh, launch
 
 ROOT = Path(muon_tutorial.__file__).parent
 ANSWERING = ("worlds", "engine", "launching", "plan")
-"""Rooms that answer the guard's one request, before the first phase."""
+"""Packages that answer the guard's one request, before the first phase."""
 
 Function = tuple[str, str]
 

@@ -1,7 +1,7 @@
 """Finds which rows of a weight a model uses together, by watching the model; it knows no layouts.
 
 Attention multiplies queries by keys and weights by values, and a gated layer multiplies gate by up. Each
-operand of such a product depends on only some rows of a fused weight, and its derivative shows on which.
+operand of such a product depends on only some rows of a fused weight. Its derivative shows on which ones.
 """
 
 from __future__ import annotations

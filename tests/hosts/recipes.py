@@ -123,10 +123,10 @@ KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6
 def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
     """Run a recipe as its host's users would, and return the notes of every rank.
 
-    With ``forks``, so many ranks begin as forks of a process that has imported the packages, with the
-    environment that torchrun would give them. Checkpoints are in ``folder / "saved"``. Gloo's threads may
-    outlive Python and end a process by a signal at its exit (issue 190489 of pytorch/pytorch): such a run is
-    repeated, with a warning.
+    ``forks`` ranks begin as forks of a process that has imported the packages. They have the environment that
+    torchrun would give them. Checkpoints are in ``folder / "saved"``. Gloo's threads may outlive Python and
+    end a process by a signal at its exit (issue 190489 of pytorch/pytorch). Such a run is repeated, with a
+    warning.
     """
     notes = folder / "notes"
     words = [str(RECIPES / f"{name}.py"), "--save", str(folder / "saved"), *arguments]
@@ -207,7 +207,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """The largest ratio over parameters: distance from the reference's, over how far that one moved."""
+    """The largest ratio of a parameter's distance from the reference to how far the reference moved."""
     return max(
         (
             float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())
@@ -219,7 +219,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 
 
 def state_distance(notes: Notes, reference: Notes) -> float:
-    """The same for momentum and moments, over the reference's norm; those noted in part are left out."""
+    """The same for momentum and moments, over the reference's norm. Tensors noted in part are left out."""
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
         for name, entry in reference.state.items()
@@ -243,7 +243,7 @@ def differences(notes: Notes, reference: Notes) -> list[str]:
 
 HALVES = ("--batch", "4", "--accumulate", "4")
 MARGIN = 3
-"""How many times the control's distance a host may be off: the worst matrix differs from run to run."""
+"""A host may be this many times as far off as the control, because the worst matrix varies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ def check_resumed(straight: list[Notes], resumed: list[Notes]) -> None:
 
 
 def check_bf16(straight: list[Notes], reference: Reference) -> None:
-    """The gradients show that the model was computed in bf16; the optimizer kept its fp32."""
+    """The gradients show that the model was computed in bf16. The optimizer kept its fp32 parameters."""
     exact = reference.notes.steps[0]["norm_before_clipping"]
     for notes in straight:
         error = abs(notes.steps[0]["norm_before_clipping"] / exact - 1)

@@ -1,4 +1,4 @@
-"""The parts of fused weights are those that the models themselves use, in architectures of every kind.
+"""The parts of fused weights are the ones that the models themselves use, in architectures of every kind.
 
 No layout is written down here: a tiny model runs forward, and the operands of its attention and gated layers
 show which rows belong together (``operands``). A weight that is not fused must turn out to be one matrix.
@@ -104,7 +104,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
         "mamba_dt_rank": 2,
-        "n_mamba_heads": 1,  # zamba runs several in turn, which would look like heads apart
+        "n_mamba_heads": 1,  # several would look like heads apart, since zamba runs them in turn
         "attention_hidden_size": 64,
         "head_dim": 16,
         "num_key_value_heads": 4,
@@ -201,7 +201,7 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """By weight's name, its parts and those that the model uses, if they differ."""
+    """For each weight, by name: its parts and the parts that the model uses, if these differ."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
@@ -223,7 +223,7 @@ USUAL = (
     *("gpt_oss", "jetmoe", "llama", "llama4_text", "mamba", "mamba2", "mixtral", "modernbert", "mpt", "phi3"),
     *("qwen3", "qwen3_next", "t5", "vit", "whisper"),
 )
-"""Layouts of every kind, for a usual run; the page's table, which all models make, holds the others."""
+"""Layouts of every kind, for a usual run. The page's table, from all models, holds the other layouts."""
 
 
 @pytest.mark.parametrize("name", [name if name in USUAL else left_out(name) for name in VARIANTS])

@@ -35,7 +35,7 @@ ZERO = r"DeepSpeed's ZeRO flatten"
 class Case:
     """A host: the packages it needs, and what its users read in the table and in messages.
 
-    ``said`` is a pattern of the error or warning, and empty if it trains.
+    ``said`` is a pattern of the error or warning. It is empty if the host trains without either.
     """
 
     needs: Sequence[str]
@@ -215,7 +215,7 @@ def sharding_accelerator() -> Any:
 
 def under(rank: int, names: Sequence[str]) -> dict[str, str]:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), DS_ACCELERATOR="cpu")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # asked for, and not used
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # required but unused
     heard = {}
     if any(name.startswith("DeepSpeed") for name in names):
         deepspeed: Any = importlib.import_module("deepspeed")

@@ -1,8 +1,9 @@
 """Every recipe does what its host promises, with Muon instead of AdamW.
 
 One run trains for two epochs and saves after each; a second one, in new processes, goes on from the first
-epoch's checkpoint. The optimizer's inputs are compared with those of a plain loop in one process on the same
-global batches; ``recipes`` has the bounds. ``python -m tests.hosts.table`` runs and writes the whole table.
+epoch's checkpoint. The optimizer's inputs are compared with the inputs of a plain loop in one process, on the
+same global batches. ``recipes`` has the bounds. ``python -m tests.hosts.table`` runs and writes the whole
+table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What once went wrong without a word with FSDP2 and FSDP1: two ranks take three steps and note messages.
+"""Errors that were once silent with FSDP2 and FSDP1: two ranks take three steps and note messages.
 
-``tests/guard/test_guard.py`` has the silences of one process, ``test_other_hosts`` those of other packages.
+``tests/guard/test_guard.py`` tests those of one process, ``test_other_hosts`` those of other packages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WithExpert(nn.Module):
 
 
 def listen(model: Any, optimizer: Any, rank: int, parts: str = "own", steps: int = STEPS) -> list[str]:
-    """Each step's warnings or error; with ``parts="same"``, all ranks learn from the same inputs."""
+    """The warnings or the error of each step. With ``parts="same"``, all ranks learn from the same inputs."""
     heard = []
     for step in range(steps):
         optimizer.zero_grad()

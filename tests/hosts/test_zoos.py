@@ -1,7 +1,7 @@
 """Parts of fused weights in timm, torchvision, torch and nanoGPT are those that their layers use.
 
-As in ``test_model_parts``, no layout is written down: each attention, or gated layer, runs forward. Layers of
-nanoGPT, litgpt and torchtitan stand here again, in short, with the names that they have there.
+As in ``test_model_parts``, no layout is written down, because each attention or gated layer runs forward.
+Layers of nanoGPT, litgpt and torchtitan stand here again, in short, with the names that they have there.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ OTHERS: dict[str, Layer] = {
     "torch, GRU": Layer("torch.nn.GRU", (32, 16), {"bias": False, "batch_first": True}),
 }
 GATES = ("torch, LSTM", "torch, GRU")
-"""Layers whose kernels show no operands, so their matrices are taken from torch's documentation."""
+"""Layers whose kernels hide their operands. Their matrices are taken from torch's documentation."""
 SEPARATE = {
     "nanochat": {"c_q": 32, "c_k": 16, "c_v": 16, "c_proj": 32, "c_fc": 128},
     "torchtitan": {"wq": 32, "wk": 16, "wv": 16, "wo": 32, "w1": 64, "w3": 64, "w2": 32},
@@ -240,7 +240,7 @@ def table() -> str:
 
 
 def rows(layers: list[str]) -> dict[tuple[str, ...], list[str]]:
-    """The layers that have each fused weight; its name, what it holds and its parts are the key."""
+    """For each fused weight (its name, what it holds, and its parts), the layers that have it."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name in layers:
         for it in hidden(LAYERS[name].build()):

@@ -42,7 +42,7 @@ def surroundings(rank: int) -> dict:
 
 
 def fork(rank: int) -> bool:
-    """Fork; the child returns first, and then this rank, which returns whether the child has ended."""
+    """Fork. The child returns first, and then this rank, which returns whether the child has ended."""
     child = os.fork()
     if child == 0:
         return False
@@ -106,7 +106,7 @@ def return_early(rank: int) -> float:
 
 
 def exchange(rank: int, in_background: bool) -> None:
-    """Send a number to every rank and get one from each; one rank spins instead."""
+    """Send a number to every rank and receive one from each, except that one rank spins instead."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     if rank == FAULTY:
         _spin()
@@ -161,7 +161,7 @@ def listeners(rank: int, open_one: bool = False) -> list[str]:
 
 
 def timeouts(rank: int) -> tuple[dict[str, float], set[float]]:
-    """Return the timeouts of the default group, a subgroup and a mesh, and those of a mesh with its own."""
+    """Return the timeouts of the default group, a subgroup, a mesh, and a mesh that sets its own."""
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found = group_timeouts()

@@ -17,7 +17,7 @@ from muon_tutorial.launching.fork_server import warm_server
 WITHIN = 15.0
 """Seconds for a report, or an end, that takes half a second here: a busy machine may need many times that.
 
-It is less than the minute that ranks wait for one another, so a fault that is only found then fails the test.
+It is less than the minute that ranks wait for one another, so a fault that is found only then fails the test.
 """
 
 

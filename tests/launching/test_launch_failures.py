@@ -1,4 +1,4 @@
-"""launch(), when a rank breaks: the rank and phase in the error, its speed, and the other ranks' texts."""
+"""launch() when a rank breaks: the rank and phase in the error, its delay, and the other ranks' texts."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_spawned_rank_that_breaks_is_named_too() -> None:
 
 
 def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It exists at the first look, and at the second it is no longer a child."""
+    """The rank exists at the first look. At the second, it is no longer a child."""
     looks = iter([None, 3])
     child = Mock(pid=os.getpid(), poll=lambda: next(looks))  # no child of this process
     assert spawn._state(0, child, None).exit_code == 3

@@ -177,6 +177,6 @@ def test_a_script_needs_no_main_guard_and_fails_with_its_ranks(tmp_path) -> None
     bad = "\ndef bad(rank):\n    raise ValueError(f'rank {rank} is unhappy')\nlaunch(bad, 2)\n"
     script.write_text(PROMPT + fork + bad)
     said = said_by(str(script), folder=tmp_path, code=1)
-    assert said.count("[4.0, 4.0]") == 2  # also after a forked child, which ends and spares the server
+    assert said.count("[4.0, 4.0]") == 2  # also after a forked child has ended, which must not end the server
     assert "raise ValueError(f'rank {rank} is unhappy')" in said
     assert list(tmp_path.iterdir()) == [script]

@@ -24,11 +24,12 @@ def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
 
 
 PASSES = "passes"
-"""It stands in a table of answers, in place of a message."""
+"""In a table of answers, this stands in place of a message for an answer that passes."""
 
 
 def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
-    """A test with a case for each answer, which must pass, or must be told what is wrong with it.
+    """A test with a case for each answer. The answer must pass, or the reader must be told what is wrong with
+    it.
 
     A table is a function that makes an exercise, and rows: answers, then a part of their message.
     """

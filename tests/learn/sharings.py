@@ -16,7 +16,7 @@ Parameters = list[torch.nn.Parameter]
 
 
 def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
-    """A rank's buffer before the sum; with ``skips``, a missing gradient does not advance the offset."""
+    """A rank's buffer before the sum. With ``skips``, a missing gradient does not advance the offset."""
     flat, offset = torch.zeros(sharing.LENGTH, dtype=torch.bfloat16), 0
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
@@ -36,7 +36,7 @@ def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
 
 
 def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Wrong: one owner's updates after the other's."""
+    """Wrong: joins one owner's updates, and then the next owner's."""
     flat = sharing.gathered(parameters, rank, ranks)
     parts = [
         flat[place.slice] for owner in range(ranks) for place in sharing.PLACES if place.owner(ranks) == owner
@@ -136,7 +136,7 @@ WRONG: list[tuple[Any, str]] = [
     (drops_it_from_the_list, "rank 1 23,552 entries of bfloat16"),
     (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
     (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
-    (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
+    (sends_the_gradient, "are not Newton–Schulz of the gradient of q1"),
     (takes_the_largest, "Rank 0 had handed over its update: is what comes back a sum?"),
     (3, "Give a function."),
     (gives_up, "rank 0 24,576 entries of bfloat16; rank 1 nothing, as it has returned"),

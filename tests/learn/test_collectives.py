@@ -25,7 +25,7 @@ def made(
     more_rounds: int = 0,
     wait: bool = True,
 ) -> Callable:
-    """A ring; an argument can make it wrong: the piece that is sent or received, the rounds, or the wait."""
+    """A ring. Arguments can make it wrong: in the piece sent or received, in the rounds, or in the wait."""
 
     def ring(mine: Tensor, rank: int, ranks: int) -> Any:
         pieces = [torch.zeros_like(mine) for _ in range(ranks)]
@@ -136,7 +136,7 @@ def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
 
 
 def summed(start: int = -1, last: int = 0, mine: Callable = lambda rank, step: rank - step - 2) -> Callable:
-    """A reduce_scatter; an argument can make it wrong."""
+    """A reduce_scatter, which an argument can make wrong."""
 
     def scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         total = pieces[(rank + start) % ranks]

@@ -126,7 +126,7 @@ def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
     assert noted.found(1) == run.found(1)
     unknown = reported([[flag], [flag]], [run.after(0) / 2] * 2)
     assert not unknown.writers().any()
-    assert "is not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
+    assert "are not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

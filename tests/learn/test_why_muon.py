@@ -148,7 +148,7 @@ SPECTRA = [((9.0, 1.0, 1.0, 1.0), 1), ((1.0, 1.0, 1.0, 1.0), 2), ((3.0, 2.0, 2.0
 
 @pytest.mark.parametrize(("spectrum", "half"), SPECTRA)
 def test_half_of_the_energy_is_counted_from_the_loudest(spectrum: tuple[float, ...], half: int) -> None:
-    assert why_muon.half_of_energy(torch.diag(torch.tensor(spectrum))) == half
+    assert why_muon.loudest(torch.tensor(spectrum), 0.5) == half
 
 
 def test_the_quiz_knows_right_from_wrong(run: TrainedGPT) -> None:

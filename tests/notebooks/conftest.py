@@ -1,4 +1,4 @@
-"""Fixtures that several test files share; the site is made once for all test processes."""
+"""Fixtures that several test files share. The site is made once for all test processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import lab
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole site with still pictures; the first process that needs it makes it, by its command."""
+    """The whole site with still pictures. The first process that needs the site runs its command."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if base.name.startswith("popen-") else base
     target = shared / "made" / "the site é"

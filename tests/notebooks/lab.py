@@ -42,7 +42,7 @@ SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.conten
 
 
 def in_a_browser(*packages: str) -> pytest.MarkDecorator:
-    """The mark of tests that need a browser, and these packages in this environment."""
+    """The mark of tests that need a browser and these packages; they skip if one is missing."""
     lacking = [*missing(), *(name for name in packages if importlib.util.find_spec(name) is None)]
     return pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
 

@@ -130,7 +130,7 @@ def test_a_copy_needs_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bold_of(number: str) -> list[str]:
-    """The terms that a lesson introduces in bold, in small letters."""
+    """The terms that a lesson introduces in bold, in lower case."""
     return [term.casefold() for term in bold_terms(read_text(TEXTS[number]))]
 
 

@@ -65,7 +65,7 @@ def test_another_tensor_of_the_same_bits_is_another_gradient() -> None:
 
 
 def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
-    """It keeps nothing from ``ready_gradients()`` except the clipping, which is done in place."""
+    """The process keeps nothing from ``ready_gradients()`` except the clipping, which is done in place."""
     weights = [torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2)]
     gradients = [torch.arange(24.0).view(4, 6) for _ in weights]
     for weight, grad in zip(weights, gradients, strict=True):

@@ -50,7 +50,7 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stepped", [0, 2])
 def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
-    """In bf16 it steps as if it had been made over bf16 and had loaded its momentum; then back in fp32."""
+    """In bf16, it steps as if made over bf16 with its momentum loaded. Then it steps back in fp32."""
     ours = layers()
     muon = muon_of(ours, way)
     train(ours, muon, stepped)
@@ -76,7 +76,7 @@ def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
 
 
 def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
-    """The meta device is used as the other device."""
+    """The meta device serves as the other device."""
     there = nn.Parameter(torch.empty(2, 3, device="meta"))
     state: dict[Tensor, Any] = {there: {"momentum_buffer": torch.ones(2, 3)}}
     before = MadeFor.of([{"params": [torch.ones(2, 3)]}], {})

@@ -243,7 +243,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 
 def hashed_by_steps(rank: int) -> list[int]:
-    """The number of tensors that a rank hashes in each of four steps; the user readies the third."""
+    """How many tensors a rank hashes in each of four steps. The user readies the third's gradients."""
     model = network()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []

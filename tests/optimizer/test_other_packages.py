@@ -88,8 +88,11 @@ THEIRS: dict[Package, Callable[[Any], Any]] = {
 
 
 def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
-    """Whether parameters are equal to the bit; or up to rounding for dion, whose sum rounds differently from
-    an average, and for Keller Jordan and DeepSpeed, which multiply in another order in bf16."""
+    """Whether parameters are equal to the bit.
+
+    For dion, Keller Jordan and DeepSpeed they may differ by rounding: dion sums where others average, and the
+    other two multiply in another order in bf16.
+    """
     if package in ("torch", "megatron"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)
     start = build()

@@ -451,7 +451,7 @@ def test_the_table_names_each_parameter_its_shape_who_and_why() -> None:
     ]
 
 
-# --- fused weights that no sizes explain, and what a user says of them --------------------------------------
+# --- fused weights whose sizes do not show their parts, with a user's options -------------------------------
 
 
 def unknown() -> nn.Module:

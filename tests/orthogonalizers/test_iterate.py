@@ -170,7 +170,7 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of every storage that an operation made; those of at most one number per row count separately."""
+    """Bytes of every storage that an operation made; those of at most one number per row are separate."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()

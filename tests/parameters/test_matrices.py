@@ -272,7 +272,7 @@ def whole_gradients(step: int) -> list[Tensor]:
 
 
 def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
-    """Also uneven and empty shards, and strided ones."""
+    """It holds for uneven, empty and strided shards, too."""
     net = numbered_net()
     stock = torch.optim.Muon(net.parameters(), lr=0.02)
     for step in range(2):

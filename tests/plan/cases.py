@@ -57,7 +57,7 @@ def hand_cuts(draw: st.DrawFn, length: int, parts: int) -> tuple[int, ...]:
 
 @st.composite
 def tp_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
-    """No cut, or one over tp: even, as a DTensor's, or by hand."""
+    """No cut, or a cut over tp: even, as for a DTensor, or by hand."""
     dim = draw(st.sampled_from((None, 0, 1)))
     if dim is None:
         return ()
@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn, cuts: CutDrawer = tp_cuts) -> Case:
 
 
 def numbered(matrix: Matrix) -> torch.Tensor:
-    """The matrix whose elements are their own indices; exact in bfloat16 up to 256."""
+    """A matrix whose elements are their own indices, which bfloat16 holds exactly up to 256."""
     return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
 
 

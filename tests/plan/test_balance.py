@@ -1,8 +1,9 @@
 """How evenly plans share Newton–Schulz between ranks: over the step, and in each round, where ranks meet.
 
-Work is operations of one iteration. With whole matrices on p positions, the busiest has at least the fair
-share, and at least the costliest matrix. Two of the p + 1 costliest share a position, so the busiest has at
-least the two smallest of those together; likewise the three smallest of the 2p + 1 costliest, and so on.
+Work is operations of one iteration. With whole matrices on p positions, the busiest position has at least the
+fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a position, so the
+busiest has at least the two cheapest of them together. In the same way, it has at least the three cheapest of
+the 2p + 1 costliest, and so on.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder
     ],
 )
 def test_public_models_are_shared_within_a_tenth_of_the_best(model: str, tp: int) -> None:
-    """With default options; a round's cost is the work of its busiest rank."""
+    """With default options. A round costs the work of its busiest rank."""
     shape = find_model(model)
     if (shape.heads or tp) % tp:
         with pytest.raises(GridError, match=f"tp={tp} does not divide the {shape.heads} heads"):

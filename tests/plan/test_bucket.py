@@ -22,7 +22,7 @@ sliced = pytest.mark.parametrize("variant", SLICED)
 
 
 def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
-    """The interval of the virtual buffer that a rank keeps: its dp position's share, in turn."""
+    """The interval of the virtual buffer that a rank keeps. dp positions keep consecutive intervals."""
     others = [at.grid.at(at.grid.rank({"dp": place, "tp": at["tp"]})) for place in range(at["dp"] + 1)]
     ends = list(itertools.accumulate(bucket.length(bucket.storage_layout, other) for other in others))
     return (ends[-2] if len(ends) > 1 else 0), ends[-1]
@@ -47,7 +47,7 @@ def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
 def test_local_ranges_are_the_master_plans_in_the_kept_slice_from_offsets_equal_along_tp(
     variant: str, case: Case
 ) -> None:
-    """The master plan is ranges in order; workers are the positions whose slice touches the matrix."""
+    """The master plan's ranges follow each other. A matrix's workers are the ranks whose slice touches it."""
     for bucket in case.plan(VARIANTS[variant]).buckets:
         assert disjoint_in_order(sorted((e.offset, e.offset + e.size) for e in bucket.entries), span(bucket))
         for at in case.places:

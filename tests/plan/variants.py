@@ -27,4 +27,4 @@ VARIANTS: dict[str, Builder] = {
 EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
 SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "cut", "layerwise", "gram")))
 BITWISE = tuple(name for name in VARIANTS if name != "gram")
-"""All except ``gram`` give the single process's bits; ``tests/step/test_gram.py`` checks that one's bound."""
+"""All but ``gram`` give the single process's bits; ``tests/step/test_gram.py`` checks gram's bound."""

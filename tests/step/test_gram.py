@@ -92,7 +92,7 @@ def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
 def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     name: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """With uneven cuts, empty shards, cut short sides, several buckets in flight, and a missing gradient."""
+    """It holds with uneven cuts, empty shards, cut short sides, buckets in flight, and a missing gradient."""
     case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
     ranks = seated(grid, SMALL, case, orthogonalize=name, window=2)
     ranks.steps(whole_gradients(case))
@@ -103,7 +103,7 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """With a minimum aspect above that of every matrix, everything is gathered."""
+    """If the minimum aspect is above that of every matrix, everything is gathered."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)

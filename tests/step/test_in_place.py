@@ -86,7 +86,7 @@ def assert_alike(ranks: Ranks, others: Ranks) -> None:
 
 
 def peak(plan: Plan, rank: int) -> int:
-    """The most bytes that one rank's step adds to parameters, gradients and momentum, walked without data."""
+    """The most bytes of a step beyond parameters, gradients and momentum on one rank, without data."""
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:
@@ -135,7 +135,7 @@ def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
             assert request.send is not None
             assert request.send.numel() == request.packed <= ELEMENTS // 4
             sent += sum(request.sends)
-    others = ELEMENTS * 3  # the parts of an update that three ranks, or their shards, do not have
+    others = ELEMENTS * 3  # each element goes to three other ranks, or their shards
     assert sent == (others if grid.size("tp") == 1 else ELEMENTS // 2 + others // 2)
 
 

@@ -158,7 +158,7 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gradient_missing_everywhere_leaves_everything_of_the_parameter_as_it_was(strategy: str) -> None:
-    """It is not decayed either; gradients of the other parameters stay None."""
+    """The parameter is not decayed either, and gradients of the other parameters stay None."""
     ranks, rest = seated(DP2_TP2, strategy), rest_of(DP2_TP2)
     ranks.give(few_bits(0))
     ranks.step()
@@ -397,7 +397,7 @@ def grouped(params: Sequence[nn.Parameter], lr: Tensor) -> list[dict[str, Any]]:
     ids=["from the start", "the second after two steps"],
 )
 def test_groups_have_settings_of_their_own(strategy: str, late: bool, dtype: torch.dtype, lr: Tensor) -> None:
-    """A tensor is a learning rate: converting it to a Python float would round 0.7·sqrt(33/6) differently."""
+    """A learning rate may be a tensor. As a Python float, 0.7·sqrt(33/6) would be rounded differently."""
     case = replace(UNEVEN, dtype=dtype, steps=4)
     ranks, stock, first = seated(DP2_TP2, strategy, case), Stock(case), slice(1 if late else 2)
     builder = partial(STRATEGIES[strategy], round_bytes=400)

@@ -413,7 +413,7 @@ def test_a_function_gives_any_module_on_any_device(my_module: str) -> None:
 
 
 def test_experts_folded_into_rows_are_matrices_of_their_own_or_named(my_module: str) -> None:
-    """As in xtuner: [256 · out, in], which is not one matrix of 12,288 rows."""
+    """As in xtuner, whose weight [256 · out, in] is not one matrix of 12,288 rows."""
     shape = find_model(f"{my_module}:folded")
     assert {(it.shape, it.experts, len(it.layers)) for it in shape.families} == {
         ((24, 8), 256, 2),

@@ -93,7 +93,7 @@ def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_ar
 
 
 def test_who_receives_is_busy_too() -> None:
-    """Two slices of different lengths: each in turn is reduced to one rank and broadcast from it."""
+    """Two slices have different lengths. Each in turn is reduced to one rank and broadcast from it."""
     grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
     slow = replace(H100, inside=Link(1e6, 0.0))
     found = estimate("layerwise", layerwise, given, grid, slow, round_bytes=10**9)

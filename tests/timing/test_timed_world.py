@@ -267,7 +267,7 @@ BUILDERS: dict[str, Builder] = {**STRATEGIES, "boundary": partial(zero1, gather=
 
 @pytest.mark.parametrize(("cores", "launches"), [(1, 4), (None, 1)])
 def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | None, launches: int) -> None:
-    """A core pays for each operation; a GPU hides a launch behind a product, but not without other work."""
+    """A core pays for each operation. A GPU hides a launch behind a product that is running."""
     a = torch.empty(100, 100, device=META)
     with Work(replace(TOY, operation=0.5, cores=cores)) as work:
         torch.mm(a, a.t())  # 2 s and a view

@@ -49,7 +49,7 @@ def torchrun(ranks: int, folder: Path, *options: str, restarts: int = 2) -> Iter
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Wait for the end; one rank alone prints the result, once."""
+    """Wait for the end. One rank alone prints the result, once."""
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     (result,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))

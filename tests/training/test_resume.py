@@ -194,7 +194,7 @@ def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
 def test_ranks_go_on_while_their_job_keeps_one_agent_from_each_restart_to_the_next(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One node, then two, then the other one, then two: no agent has counted a restart."""
+    """The job has one node, then two, then only the other one, then two. No agent has counted a restart."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["none_a"]})

@@ -30,14 +30,14 @@ pytestmark = [
 
 @dataclass(slots=True)
 class Agents:
-    """Agents with one rank each, started in a folder; the first one has the store where they meet."""
+    """Agents with one rank each, started in a folder. The first one has the store where they meet."""
 
     folder: Path
     port: int
     ended: ExitStack
 
     def start(self, number: int, nodes: str, *options: str) -> subprocess.Popen:
-        """Start an agent. Rank 0 is on the lowest address, which is the latest agent's."""
+        """Start an agent. Rank 0 is on the lowest address, and the latest agent has that address."""
         command = [sys.executable, "-m", *OURS.split(), f"--nnodes={nodes}", "--nproc-per-node=1"]
         is_host = str(number == 0).lower()
         meeting = [f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-backend=c10d", "--rdzv-id=one"]

@@ -32,7 +32,7 @@ STARTS = {
     "the same to all": (((0, 3, 3), (2, 0, 2), (4, 4, 4)), ((0, 0, 0), (0, 0, 0), (0, 0, 0))),
     "the same to two": (((2, 2, 2), (2, 2, 2), (2, 2, 2)), ((0, 0, 2), (0, 2, 2), (2, 0, 2))),
 }
-"""The same, and the offset in the sent buffer at which each position's elements begin."""
+"""The same, with the offset in the sent buffer at which each position's elements begin."""
 
 
 @dataclass(frozen=True, slots=True)

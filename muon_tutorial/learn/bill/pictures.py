@@ -46,7 +46,7 @@ def hero() -> Picture:
 
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
-    """Bills as bars, split into phases; each later bill is compared with the first."""
+    """Bills as bars, split into phases. Each later bill shows its ratio to the first."""
     figure, axes = blank(_WIDTH, 78 + 46 * len(bills), title)
     most, words = max(1, *(bill.total for bill in bills)), []
     for number, bill in enumerate(bills):
@@ -82,7 +82,7 @@ def draw_small_bills(dp: int, tp: int) -> Picture:
 
 
 def draw_boundary(dp: int, tp: int) -> Picture:
-    """A bucket of three matrices and its slices. For two gathers: what rank 0 lacks, and what it sends."""
+    """A bucket of three matrices and its slices; for two gathers, what rank 0 lacks and what it sends."""
     plans = plans_of(dp, tp)
     [bucket] = plans["zero1"].buckets
     at = plans["zero1"].grid.at(0)

@@ -33,7 +33,7 @@ class Rung:
 
 
 def rungs(run: TrainingRun) -> list[Rung]:
-    """All rungs of all ranks, in the order of a sound run."""
+    """All rungs of all ranks, in the order in which a sound run reaches them."""
     expected, found = [run.expected(rank) for rank in run.grid.ranks], []
     for key, rank in ((key, rank) for key in LADDER for rank in run.grid.ranks):
         right, mine = expected[rank][key], run.reports[rank].notes.rungs.get(key)
@@ -52,7 +52,7 @@ def hash_of(results: Any) -> str:
 class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
-    ``of`` is the number of ranks that have results for these matrices there. The last three compare the worst
+    ``of`` is the number of ranks that should have these results. The last three fields compare the worst
     matrix with the oracle's: norm over norm, the cosine of both, largest difference over largest entry.
     """
 
@@ -155,7 +155,7 @@ class Wait:
 
 
 def waits(run: TrainingRun) -> list[Wait]:
-    """All waits of a run that hangs: for each open call, the ranks that have not made it."""
+    """All waits of a run that hangs: a pair for each rank in an open call and each rank missing there."""
     found = []
     for rank, report in enumerate(run.reports):
         if report.stuck:
@@ -168,12 +168,12 @@ def waits(run: TrainingRun) -> list[Wait]:
 
 
 def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """For each rank, the calls it has begun, in order: a call's phase, and the ranks that must make it."""
+    """For each rank, its calls in the order in which they began: the phase, and the ranks that must call."""
     return [[(call.phase, call.ranks) for call in report.notes.calls] for report in run.reports]
 
 
 def say_calls(run: TrainingRun, step: int) -> str:
-    """The calls of one step, rank by rank, in each rank's order; an unfinished one ends in "…"."""
+    """The calls of one step, a line per rank, in the order that it made them; "…" marks an unfinished one."""
     lines = []
     for rank, report in enumerate(run.reports):
         said = [f"{e.phase}{'' if e.stop else ' …'}" for e in report.notes.calls if e.step == step]

@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two thresholds: of all steps' and dp positions' losses, one is below the first, one above the other."""
+    """Two thresholds between the losses of all steps and dp positions: one is below both, one above both."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -145,7 +145,7 @@ class Clinic:
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
-        """A broken file with line numbers, or one method of it; raises UsageError if it is not there."""
+        """A broken file with line numbers, or one method of it. Raises UsageError if it does not exist."""
         lines = tuple(enumerate(self._text(name).splitlines(), 1))
         starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
         first = next((n for n, line in lines if line.startswith(f"    def {method}(")), 0)
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """Pairs each rank with ranks of its last call (or all) whose log ``lacks`` something of its own."""
+    """A function that pairs each rank with others, of its last call or any, if ``lacks(theirs, its log)``."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -297,7 +297,7 @@ def write_waits() -> Exercise:
 
 
 def suspects(pairs: Pairs) -> set[int]:
-    """The exercise's reference: ranks that others wait for, and that do not wait.
+    """The exercise's reference: ranks that others wait for, and that do not wait themselves.
 
     >>> suspects([(3, 2), (0, 2), (1, 3)])
     {2}
@@ -306,7 +306,7 @@ def suspects(pairs: Pairs) -> set[int]:
 
 
 def write_suspects() -> Exercise:
-    """The exercise: the ranks that only keep others waiting."""
+    """The exercise: the ranks that others wait for, and that do not wait themselves."""
     cases: list[Pairs] = [[(3, 2), (0, 2), (1, 3)], [(0, 1), (1, 0)], [], [(0, 3), (1, 3), (1, 2)]]
 
     def judge(function: Any) -> str | None:
@@ -322,7 +322,7 @@ def write_suspects() -> Exercise:
                 return f"For {pairs}: others wait for rank {missing[0]}, and it waits for nobody."
         return None
 
-    hints = ("Two sets: of the ranks that wait, and of those that are waited for.",)
+    hints = ("Make two sets: the ranks that wait, and the ranks that others wait for.",)
     return Exercise(judge, hints, "If there are none, the ranks wait in a circle.")
 
 
@@ -348,7 +348,7 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
     """A sound run with one last bit flipped at each (step, rung, rank).
 
-    In a share or a gradient, the bit is in the first matrix; in other rungs, it is in the last.
+    The bit is in the first matrix if the rung is a share or a gradient, and else in the last.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

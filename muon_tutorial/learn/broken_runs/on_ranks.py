@@ -22,7 +22,7 @@ from . import loop, training_rank
 from .training_rank import DECAY, LR, MEMORY, RUNGS, SHAPES, STEPS, Matrices, Notebook, rescale
 
 PATIENCE = 3.0
-"""Seconds that a rank waits for another before it gives up; a run that hangs takes this long."""
+"""How many seconds a rank waits for another before it gives up. A run that hangs takes this long."""
 FILE = "loop.py"
 """The file's name in a stack."""
 
@@ -32,7 +32,7 @@ Rungs = Mapping[tuple[int, str], Matrices]
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank's report: its notes; if it waited too long, also the error, its stack, and the time."""
+    """One rank's notes. If it waited too long, also the error, its stack, and the time."""
 
     notes: Notebook
     stuck: str = ""

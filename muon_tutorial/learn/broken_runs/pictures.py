@@ -58,7 +58,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
         thick = 3.2 if marked else 1.5
         arrow(axes, start, stop, color=colour, linewidth=thick, mutation_scale=20, zorder=4, **ends)
-        along, aside = 0.42, 0.075  # # where the arrow bends, in parts of its length: along it, and beside it
+        along, aside = 0.42, 0.075  # the arrow bends here: fractions of its length
         bend_x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
         bend_y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
         box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
@@ -165,7 +165,7 @@ class Moment:
 
 @functools.cache
 def film_of(dp: int, tp: int, rank: int, phase: str, fault: str) -> tuple[Moment, ...]:
-    """All moments of one step with this fault; the first one is before any call is answered."""
+    """All moments of one step with this fault. In the first, no call has been answered yet."""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
     world.start([_program(each, rank, phase, fault) for each in world.grid.ranks])
     moments = [Moment(frozenset(), frozenset(), frozenset(), ())]
@@ -202,5 +202,5 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
 
 
 def moments_of(dp: int, tp: int) -> int:
-    """How many calls a step has if no rank skips one, which is also the number of the last moment."""
+    """How many calls a step has if no rank skips one. The last moment has this number."""
     return len(film_of(dp, tp, 0, "log", "wrong")) - 1

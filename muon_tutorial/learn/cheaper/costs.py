@@ -1,7 +1,7 @@
 """Lesson 13: what a training step costs with AdamW and with Muon, and when Muon is cheaper.
 
 Nothing runs: bytes and memory follow from plans, and the planner computes seconds from a machine's file. One
-node trains one model. Of forward and backward, only products with hidden matrices are counted, in bf16.
+node trains one model. Forward and backward count only the products with hidden matrices, in bf16.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Setting:
 
     @property
     def muon_seconds(self) -> float:
-        """Seconds in which Muon reaches a loss, divided by the number of steps that AdamW takes to it."""
+        """Seconds that Muon takes to reach a loss, divided by AdamW's number of steps to reach it."""
         return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
 
     @property
@@ -157,7 +157,7 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """``changes``, and the part of the total that fewer steps save."""
+    """``changes``, with the part of the total that fewer steps save as one more change."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
@@ -185,7 +185,7 @@ def _seconds(at: Setting) -> Waterfall:
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
 """The range in which a break-even is searched, relative to the file's bandwidth."""
 Lead = Callable[[float], float]
-"""At a bandwidth, the seconds by which Muon is ahead."""
+"""Maps a bandwidth to the seconds by which Muon is ahead."""
 BreakEven = Callable[[Lead, float, float], float | None]
 
 
@@ -202,14 +202,14 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
 
 
 def crossing(lead: Lead, slowest: float, fastest: float) -> float:
-    """The bandwidth, also outside the range, at which a lead that is linear in 1 / bandwidth is zero."""
+    """The bandwidth at which a lead that is linear in 1 / bandwidth is zero, even outside the range."""
     slow, fast = lead(slowest), lead(fastest)
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)
 
 
 def say_break_evens(break_even: BreakEven = break_even) -> str:
-    """For some settings, which optimizer is ahead on slow and on fast links, and where that changes."""
+    """For some settings: which optimizer is ahead on slow links, which on fast ones, and where it changes."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
     for dtypes, strategy, tokens in tried:  # with and without a break-even
@@ -251,11 +251,11 @@ CHOICES = {
     "owner": "Momentum lies as the weights do; one rank of the grid works. For FSDP2, and any other cut.",
     "owner_per_replica": "The same in each replica. For HSDP with slow links between replicas.",
 }
-"""Who keeps the momentum of a matrix and who orthogonalizes it, by strategy, and when to use which."""
+"""For each strategy: who keeps a matrix's momentum, who orthogonalizes it, and when to use it."""
 
 
 def say_strategies(dp: int, tp: int) -> str:
-    """All strategies side by side, for lesson 10's GPT: the momentum, work and bytes of each."""
+    """A table of all strategies for lesson 10's GPT: the momentum, work and bytes of each."""
     grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
     columns = "".join(f"{what:>12}" for what in (*_TRAVELS, "together"))
     lines = [f"Lesson 10's GPT on {grid}: MB that one rank sends on a ring, the mean of all ranks"]

@@ -53,7 +53,7 @@ _BYTES_HINTS = {
 
 
 def bytes_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: bytes by hand, compared with plans and formulas on several grids, in both dtypes."""
+    """The exercise: the reader's bytes are compared with plans and formulas on several grids and dtypes."""
     grids = dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2)))
 
     def judge(answer: BytesSent) -> Found:
@@ -142,7 +142,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
 
 
 def _checked(step: StepOfAdamW) -> StepOfAdamW:
-    """The reader's step; what it raises becomes a MistakeError, which is shown as a message."""
+    """The reader's step. An error in it becomes a MistakeError, whose text the reader sees."""
 
     def walk(*given: Any) -> Walk:
         asked = value_of(step, *given)
@@ -175,7 +175,7 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     (
         "With two collectives under way at the same time",
         lambda: [*one_collective(400, 2000), event(GATHER, "kernel", 1400, 2000)],
-        ("Count each moment once: of the later one, only the time after the earlier one has ended.",),
+        ("Count each moment once: of the later collective, only the time after the end of the earlier one.",),
     ),
     (
         "With a short collective inside a long one, and the last one first in the list",
@@ -255,7 +255,7 @@ def waits_exercise() -> Exercise:
 
 
 def line(slope: float, rest: float) -> Lead:
-    """A lead of Muon by bandwidth: a straight line over 1 / bandwidth."""
+    """A function that gives Muon's lead at a bandwidth; it is linear in 1 / bandwidth."""
 
     def lead(bandwidth: float) -> float:
         return slope / bandwidth + rest
@@ -276,7 +276,7 @@ def break_even_exercise() -> Exercise:
     """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
     cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
     slips = (
-        ("Over the bandwidth itself it is no straight line. It is one over 1 / bandwidth.", _over_bandwidth),
+        ("The lead is not a straight line over the bandwidth. Over 1 / bandwidth it is.", _over_bandwidth),
         ("If the lead has the same sign at both ends, there is no break-even between them.", costs.crossing),
         ("That is 1 / bandwidth.", lambda *at: None if break_even(*at) is None else 1 / costs.crossing(*at)),
     )

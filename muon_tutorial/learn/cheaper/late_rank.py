@@ -1,4 +1,7 @@
-"""Lesson 13 on real ranks: all ranks wait for one. A file apart, because recording imports drawing code."""
+"""Lesson 13 on real ranks: all ranks wait for one.
+
+It is a separate file, because recording imports drawing code.
+"""
 
 from __future__ import annotations
 

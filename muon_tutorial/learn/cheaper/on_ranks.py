@@ -27,7 +27,7 @@ StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
 
 
 def adamw(weights: Tensor, mean: Tensor) -> Tensor:
-    """New weights after AdamW's first step, from the mean gradient. All is elementwise, so slices will do."""
+    """New weights after AdamW's first step, from the mean gradient; elementwise, so slices suffice."""
     moment, square = (1 - BETAS[0]) * mean, (1 - BETAS[1]) * mean**2
     update = (moment / (1 - BETAS[0])) / ((square / (1 - BETAS[1])).sqrt() + EPS)
     return weights * (1 - LR * DECAY) - LR * update
@@ -62,7 +62,7 @@ def pieces(at: Coordinate, dtype: torch.dtype, seed: int) -> list[tuple[str, tor
 
 
 def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Bucket]:
-    """The inputs of AdamW's step: the rank's own gradients, flat; its slice of the weights; the bucket."""
+    """AdamW's inputs: the rank's own gradients, as a flat tensor; its slice of the weights; the bucket."""
     [bucket] = plan_of(at.size("dp"), at.size("tp"), dtype).buckets
     length = bucket.length(bucket.model_layout, at)
     grads, params = torch.zeros(2, length, dtype=dtype)
@@ -90,7 +90,7 @@ def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes that one rank sent along dp in a step: as a ring would send them, and as Gloo does."""
+    """Bytes that one rank sent along dp in a step, if a ring sends them and if Gloo does."""
 
     ring: int
     gloo: int
@@ -101,7 +101,7 @@ Counted = Mapping[str, Mapping[str, Sent]]
 
 
 def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
-    """The sum of a ledger's entries, without gradient flags and without what is sent only along tp."""
+    """The sum of a ledger's entries. It leaves out gradient flags, and what is sent only along tp."""
     along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
     return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
 

@@ -25,8 +25,8 @@ class TraceSummary:
 
     ``matched`` are the names that the report added up. The CPU's track has the annotations ``full_step`` and
     ``launch`` (the optimizer's call), the GPU's has ``optimizer``. ``gpu_span`` goes from the GPU's first
-    event to its last. Within it, any event ran for ``busy``; ``computing`` and ``communicating`` count only
-    kernels of that sort.
+    event to its last. ``busy`` is the time within it in which any event ran; ``computing`` and
+    ``communicating`` count only kernels of their sort.
     """
 
     file: str
@@ -70,7 +70,7 @@ class Ratio:
 
 
 def packaged_summaries() -> dict[str, TraceSummary]:
-    """The numbers read from the four traces; the traces themselves are not needed."""
+    """The numbers that were read from the four traces. The traces are not needed."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
     found = {}
     for key, entry in data["traces"].items():
@@ -83,10 +83,10 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Elements that one rank moves in a step, from the sizes in the traces.
+    """How many elements one rank moves in a step, by the sizes in the traces.
 
-    ``world`` ranks train the ``whole`` model. tp leaves each rank a ``shard``, and ``ranks`` of them (2 of 4)
-    divide it over dp. To complete a matrix on a boundary between slices, a rank receives ``straddling``.
+    ``world`` ranks train the ``whole`` model. With tp, each rank holds a ``shard``, which ``ranks`` ranks (2
+    of 4) divide over dp. To complete a matrix on a boundary between slices, a rank receives ``straddling``.
     """
 
     world: int

@@ -16,7 +16,7 @@ US = 1000  # nanoseconds
 report = packaged_summaries
 """The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
 Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
-"""For one collective: nanoseconds that each rank waited."""
+"""Takes the flights of one collective, and returns the nanoseconds that each rank waited."""
 
 
 def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
@@ -99,7 +99,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: how long each rank waited for the last to ask; 0 if it was done before."""
+    """The exercise's reference: how long each rank waited for the last to ask; 0 if it was done by then."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 
@@ -114,7 +114,7 @@ def collectives_of(timeline: Timeline) -> list[list[Flight]]:
 
 
 def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
-    """For each rank: nanoseconds in collectives, and how many of these it spent waiting."""
+    """For each rank: its nanoseconds in collectives, and how many of them it waited."""
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
     for flights in collectives_of(timeline):
         for flight in flights:

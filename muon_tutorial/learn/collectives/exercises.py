@@ -88,7 +88,7 @@ def guess_stuck() -> Exercise:
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
+    """The exercise: a ring all_gather on real ranks. Each rank passes on the piece that it received last."""
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
@@ -100,7 +100,7 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 def _with_ladder(
     judges: Sequence[Judge], hints: tuple[str, ...], heading: tuple[str, str], name: str, run: CollectiveRun
 ) -> Diagnosis | None:
-    """The first mistake found, with the run's ladder; a mistake without hints of its own gets ``hints``."""
+    """The first mistake found, with the run's ladder. If it has no hints of its own, it gets ``hints``."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
     if found is None:
         return None

@@ -65,7 +65,7 @@ class MessageNote:
 
 @contextmanager
 def noting(ranks: int) -> Iterator[list[MessageNote]]:
-    """Record every send and receive that this process makes inside, in the order of its calls."""
+    """In the block, record every send and receive that this process makes, in the order of its calls."""
     notes: list[MessageNote] = []
 
     def note(original: Callable[..., Any], tensor: Tensor, *peers: Any, **named: Any) -> Any:
@@ -124,7 +124,7 @@ class MessageLog:
 
     @property
     def sums(self) -> bool:
-        """Whether pieces are summed, which is so if every rank begins with all of them."""
+        """Whether the pieces are summed. They are if every rank begins with all of them."""
         return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
 
 
@@ -162,7 +162,7 @@ def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
 
 
 def holdings_after(start: Sequence[HeldPieces], messages: Iterable[Message], last: int) -> list[HeldPieces]:
-    """What each rank holds of each piece after round ``last``: what it began with and what it received."""
+    """What each rank holds of each piece after round ``last``, including the pieces that it began with."""
     held = [dict(mine) for mine in start]
     for message in messages:
         if message.round <= last and message.stop is not None and message.content is not None:

@@ -174,7 +174,7 @@ EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat
 
 
 def moments_of(setting: Setting) -> list[list[int]]:
-    """For each moment, the ranks whose message passes; the list ends when none can pass.
+    """For each moment, the ranks whose message passes. The list ends when no message can pass.
 
     >>> moments_of(("send", "receive", "send", "receive")), moments_of(("send",) * 4)
     ([[0, 2], [1, 3]], [])
@@ -192,7 +192,7 @@ def moments_of(setting: Setting) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class SettingRuns:
-    """For each setting of the switches, whether ranks finished; a deadlock ends after ``SHORT`` seconds."""
+    """For each setting of the switches, whether ranks finished. A deadlock ends after ``SHORT`` seconds."""
 
     arrived: dict[Setting, bool]
 

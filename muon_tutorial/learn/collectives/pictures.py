@@ -168,7 +168,7 @@ _TO_THE_END: Any = {"shrinkA": 0, "shrinkB": 0}
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """A ring of ranks with one setting of its switches after ``moment`` moments, and where it is drawn."""
+    """A ring of ranks with one setting of the switches, after ``moment`` moments, and where it is drawn."""
 
     setting: Setting
     moment: int
@@ -198,7 +198,7 @@ class _Ring:
 
 
 def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
-    """A switch for each rank, and a film of what they lead to; below it, the outcome on real ranks."""
+    """A switch for each rank, and a film of the ring with these switches; below it, how real ranks ended."""
     options: dict[str, First] = {"send first": "send", "receive first": "receive"}
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
     return play(partial(draw_setting, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
@@ -214,7 +214,7 @@ def draw_setting(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
 
 
 def draw_flip(runs: SettingRuns) -> Picture:
-    """A deadlock, and next to it the same ring with one switch flipped, half-way through."""
+    """Two rings half-way through their exchange: a deadlock, and the same ring with one switch flipped."""
     rings = _Ring(("send",) * 4, 2, 100, 330), _Ring(("receive", "send", "send", "send"), 2, 560, 790)
     figure, axes = blank(890, _HIGH)
     heading(axes, "After 2 moments: all send first, and the same with rank 0 flipped", _DASHED)

@@ -165,7 +165,7 @@ J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis
 
 
 def _term(word: str, lesson: str, meaning: str) -> Term:
-    """The term of a row; the brackets after a word hold the form that its lesson sets in bold."""
+    """The term in a row. A word may be followed by brackets with the form that its lesson sets in bold."""
     word, _, bold = word.rstrip(")").partition(" (")
     return Term(word, lesson, meaning, bold)
 

@@ -88,7 +88,7 @@ _LESSONS = """\
 
 
 def rows(table: str) -> Iterator[list[str]]:
-    """The cells of each row of a table; an indented line continues the row before it."""
+    """The cells of each row of a table. An indented line continues the row before it."""
     return (row.split(" | ") for row in table.replace("\n    ", " ").splitlines())
 
 
@@ -194,7 +194,7 @@ def navigation(of: Lesson) -> str:
 
 
 def navigation_of_copy(of: Lesson) -> str:
-    """The same list for a self-contained copy, which has no other files next to it."""
+    """The same list as ``navigation``, for a self-contained copy that has no other files next to it."""
     return _navigation(
         of,
         "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",

@@ -303,7 +303,7 @@ def torn_exercise() -> Exercise:
         ("Count the heads that are not whole.", lambda heads, rows, tp: heads - torn(heads, rows, tp)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "Cut as one, q and v of a head hardly ever meet."
+    praise = "If the weight is cut as one, q and v of a head are rarely on one rank."
     say = "{} heads of {} rows each and tp = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 

@@ -75,7 +75,7 @@ class LayersRun:
     outputs: tuple[Any, ...]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """The output of each rank, and that of one process for the same batch."""
+        """Each rank's output, and the output that one process has for the same batch."""
         return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
 
     def same_bits(self) -> bool:

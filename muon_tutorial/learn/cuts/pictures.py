@@ -28,7 +28,7 @@ _CUTS: dict[CutKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LinearOperand:
-    """One matrix of ``y = x Wᵀ``, cut along ``dim`` by tp; if None, whole or a ``partial`` sum."""
+    """One matrix of ``y = x Wᵀ``: cut by tp along ``dim``, whole if ``dim`` is None, or a ``partial`` sum."""
 
     name: str
     shape: tuple[int, int]
@@ -77,7 +77,7 @@ def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, cut: CutKind) -> 
 
 
 def draw_both_cuts(grid: Grid, shape: tuple[int, int], rank: int) -> Picture:
-    """One rank's part of a Linear for both cuts, one below the other."""
+    """One rank's part of a Linear, cut column parallel, and below it cut row parallel."""
     figure, axes = blank(_WIDTH, 620)
     for number, kind in enumerate(KINDS):
         _draw_cut(axes, grid, shape, rank, kind, 24.0 + 304 * number)
@@ -103,7 +103,7 @@ def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: C
 
 
 def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: Point) -> None:
-    """An operand's pieces, each with its tp coordinate next to it, so that even a thin piece has a label."""
+    """An operand's pieces. The tp coordinate is next to each, so that even a thin piece has a label."""
     (left, top), (rows, columns) = corner, operand.shape
     whole = (left, top, columns * _UNIT, rows * _UNIT)
     write(axes, left, top - 30, f"{operand.name}   {rows} × {columns}", 12, weight="bold")
@@ -134,7 +134,7 @@ def hero() -> Picture:
 
 
 def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
-    """The same picture as ``hero``, of a real run. Equal letters mean equal contents."""
+    """Draws a real run as ``hero`` draws a plan. Equal letters mean equal contents."""
     weights, _, momentum = letters_of(kept)
     return draw_holders(plan_of(dp, tp), "cuts-kept", weights, momentum)
 
@@ -204,7 +204,7 @@ def _spots(plan: Plan, tp_rank: int) -> list[BufferSlice]:
 
 
 def _label(rank: int, letters: Sequence[str], width: float) -> str:
-    """A rank and the letter of what it holds, shortened if there is little room."""
+    """A rank, and the letter of its contents. It is shortened if there is little room."""
     words = f"rank {rank}" if width > (90 if letters else 60) else str(rank)
     if not letters:
         return words

@@ -58,7 +58,7 @@ def makespan_exercise() -> Exercise:
     slips = (
         (overlap, lambda g, w, window: makespan(g, w, 1)),
         (unlimited, lambda g, w, window: makespan(g, w, len(g))),
-        ("Work also waits for its gather, after the first, too.", lambda g, w, window: g[0] + sum(w)),
+        ("Every work waits for its own gather, not only the first.", lambda g, w, window: g[0] + sum(w)),
         ("Your window is one too large: with 1, gather i begins when matrix i − 1 is done.", shifted(1)),
         ("Your window is one too small: with 2, gather i begins when matrix i − 2 is done.", shifted(-1)),
         ("Gathers travel one at a time.", _side_by_side),
@@ -83,7 +83,7 @@ def largest_window(sizes: Sequence[int], limit: int) -> int:
 
 
 def most_held(sizes: Sequence[int], window: int) -> int:
-    """The most bytes that a loop holds: those of ``window`` matrices in a row.
+    """The most bytes that a loop holds: the largest sum of ``window`` sizes in a row.
 
     >>> most_held([3, 1, 1, 4], 2)
     5

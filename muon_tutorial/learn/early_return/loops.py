@@ -70,7 +70,7 @@ def busy_for(milliseconds: float) -> None:
 
 @dataclass(eq=False)
 class LoopWatch:
-    """The matrices that a loop worked on, and the most that it held at once: asked for and not done."""
+    """The matrices that a loop worked on, and the most that it held (asked for and not done) at one time."""
 
     asked: int = 0
     done: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class TimedLoop:
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds until the last rank ended, rounded so that whole numbers stay whole."""
+        """Milliseconds until the last rank ended, rounded so that whole numbers print as such."""
         return round(1000 * self.timeline.seconds, 6)
 
 
@@ -159,7 +159,7 @@ def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
 
 @dataclass(eq=False)
 class RealMatrices:
-    """One rank's rows of real matrices, and its updates; a recorder can wrap the work in ``noting``."""
+    """One rank's rows of real matrices, and its updates. ``noting`` may wrap the work, to record it."""
 
     rank: int
     ranks: int
@@ -169,7 +169,7 @@ class RealMatrices:
     updates: dict[int, Tensor] = field(default_factory=dict)
 
     def whole(self, index: int, owner: int) -> Tensor:
-        """The matrix that one owner gathers in a turn, from the seed, so that any rank can check a loop."""
+        """The matrix that one owner gathers in a turn. It is made from the seed, so any rank can check it."""
         draw = torch.Generator().manual_seed(1000 * self.seed + index * self.ranks + owner)
         return torch.randn(self.rows * self.ranks, COLUMNS * self.rows // 8, generator=draw)
 
@@ -191,14 +191,14 @@ class RealMatrices:
 
 
 def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
-    """A request that sends each rank its piece of a flat buffer; all pieces have the same size."""
+    """A request that sends each rank its piece of a flat buffer. All pieces have the same size."""
     each = (packed.numel() // ranks,) * ranks
     label = Label(phase, f"matrix {index}")
     return Collective("all_to_all", ("dp",), packed.dtype, packed, packed.numel(), label, None, each, each)
 
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
-    """The first turn whose update is missing or differs from one process in any bit; None if none."""
+    """The first turn whose update is missing, or differs from one process in any bit; None if all agree."""
     came = matrices.updates
     wrong = (i for i in range(count) if i not in came or not torch.equal(came[i], matrices.right(i)))
     return next(wrong, None)

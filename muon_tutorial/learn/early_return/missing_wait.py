@@ -1,4 +1,4 @@
-"""Lesson 12: a program that uses two buffers in turn and forgets a wait, and the effect of adding one.
+"""Lesson 12: a program that uses two buffers in turn and lacks a wait, and the effect of adding one.
 
 Until a rank waits, a backend may read the rank's buffer at any time; here, it reads when the rank waits.
 """
@@ -61,7 +61,7 @@ class ProgramRun:
 
 
 def with_wait(line: Any, ticket: Any) -> str:
-    """The program with a wait for a ticket (if there is one) before a line; may raise MistakeError."""
+    """The program with a wait for a ticket before a line. Raises MistakeError if no wait can be there."""
     lines = PROGRAM.splitlines()
     if not isinstance(line, int) or not 2 <= line <= len(lines):
         raise MistakeError(f"The wait goes before one of the lines 2 to {len(lines)}; yours is {line!r}.")
@@ -79,7 +79,7 @@ def with_wait(line: Any, ticket: Any) -> str:
 
 
 def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
-    """Run the program on real data, which is read as late as possible, and in the timed world.
+    """Run the program in two ways: with real data that is read as late as possible, and in the timed world.
 
     In the timed world, sharing takes ``share`` milliseconds. MistakeError if the program raised an error.
     """
@@ -142,12 +142,12 @@ class _LateTicket:
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
-    """Run all ranks to their end, and return their values; a rank's data is read when the rank waits."""
+    """Run all ranks to their end and return their values. Data is read only when its rank waits."""
     return LocalWorld(Grid.of(dp=len(walks))).run([_late(walk) for walk in walks])
 
 
 def _late(walk: Walk) -> Walk:
-    """The same walk, but each request is made when the rank waits for it."""
+    """The same walk, except that each request is made only when the rank waits for it."""
     answer: Any = None
     while True:
         try:

@@ -44,7 +44,7 @@ def run_loop(
 def _run_loop(rank: int, loop: Loop, seed: int, window: int, count: int) -> tuple[int | None, RankNotes]:
     ranks = dist.get_world_size()
     world, recorder = LiveWorld(build_mesh({"dp": ranks})), StepRecorder(rank)
-    for _ in range(2):  # the first run makes the connections; the second one is kept
+    for _ in range(2):  # the first run only makes the connections
         held = RealMatrices(rank, ranks, seed, rows=ROWS, noting=recorder.product)
         record_walk(world, guarded(loop, count, held.gather, held.work, window), recorder)
     return first_wrong(held, count), recorder.notes[-1]

@@ -141,7 +141,7 @@ def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[i
 
 
 def draw_program(run: ProgramRun, title: str) -> Picture:
-    """The program and its buffers on rank 0; a red line marks where a buffer is written again too early."""
+    """The program and its buffers on rank 0. A red line marks where a buffer is overwritten too early."""
     mark, foot = None, ""
     if run.wrong is not None and run.overwritten is not None:
         mark = run.overwritten, f"share of matrix {run.wrong}"

@@ -87,7 +87,7 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
 
 
 def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
-    """For each strategy and link: a step with each window, the time saved, and the predicted saving."""
+    """A table by strategy and link: a step with each window, the time saved, and the predicted saving."""
     names = f"{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
     lines = [f"{'strategy':<10}{'link':<10}{names}"]
     for one in recording.steps:

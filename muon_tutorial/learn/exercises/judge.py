@@ -1,4 +1,4 @@
-"""Exercises: check an answer, say what is wrong with it, and give a hint after a failed try.
+"""Exercises: they check an answer, say what is wrong with it, and give a hint after a failed try.
 
 An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference.
 """
@@ -33,7 +33,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Par:
-    """A number that a good answer reaches; less is better, as in golf. ``count`` gives that of an answer."""
+    """A number that a good answer reaches; less is better, as in golf. ``count`` finds it for an answer."""
 
     unit: str
     number: float
@@ -53,7 +53,7 @@ class OpenAnswerError(Exception):
 
 
 class MistakeError(Exception):
-    """What is wrong with an answer, as a sentence; a judge may raise it instead of returning it."""
+    """A sentence that says what is wrong with an answer. A judge may raise it instead of returning it."""
 
 
 _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
@@ -107,11 +107,11 @@ class AnswerVerdict:
 
 @dataclass(slots=True)
 class Exercise:
-    """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
+    """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
     After each failed try, the next of ``hints`` is given, or the next of the ``Diagnosis``, if it has hints.
-    After each failed try, the next of ``hints`` is given, or the next of the ``Diagnosis``, if it has any.
-    reader's my_muon.py under the names in ``keeps``, one per answer.
+    ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers are written to
+    the reader's my_muon.py under the names in ``keeps``, one per answer.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -166,14 +166,14 @@ class Exercise:
         return [keep(dict(zip(self.keeps, answers, strict=True)))]
 
     def _hint(self, found: Diagnosis) -> str:
-        """The next hint for this mistake, or else for the exercise; the last hint repeats."""
+        """The next hint for this mistake, or for the exercise if it has none. The last hint repeats."""
         hints = found.hints or tuple(self.hints)
-        # mistakes that have hints of their own are counted apart; all others share the key ()
+        # each mistake with its own hints has a count; all others share the count of ()
         self.made[found.hints] = tries = self.made.get(found.hints, 0) + 1
         return hints[min(tries, len(hints)) - 1] if hints else ""
 
     def accepted_or(self, reference: Any) -> Any:
-        """The answer that passed; if there is none, print a note and return the reference."""
+        """The answer that passed. If none has, print a note and return the reference."""
         if self.accepted is ...:
             print("No right answer yet: from here on, the reference is used.")
             return reference
@@ -185,7 +185,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
 
     Raises:
         OpenAnswerError: the function returned ``...``, or a tuple or dictionary of nothing else.
-        MistakeError: it is no function, or raised an error; what is wrong replaces ``{}`` in ``told``.
+        MistakeError: it is no function, or it raised an error. The reason replaces ``{}`` in ``told``.
     """
     if not callable(function):
         raise MistakeError(told.format("Give a function."))
@@ -215,7 +215,7 @@ def names_or_none(answer: object, known: Container[object], kind: type = str) ->
 
 
 def two_numbers(*answers: Any) -> tuple[float, ...]:
-    """Both answers as floats; raises MistakeError if one is no number."""
+    """Both answers as floats. Raises MistakeError if one of them is no number."""
     try:
         return tuple(map(float, answers))
     except (TypeError, ValueError):
@@ -267,8 +267,8 @@ def written(
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
-    ``say`` is a format that names a case by its arguments. If the answer's values are those of one of the
-    ``slips``, the message says what that slip is.
+    ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
+    ``slips``, the message says which slip that is.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -321,7 +321,7 @@ def _short(value: Any) -> str:
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern that finds its answer next to a prediction that is still open."""
+    """For each name, a pattern that finds its answer in output next to a prediction that is still open."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Exercises whose answers run on real ranks: how stubs and failed runs are handled."""
+"""Exercises whose answers run on real ranks. This module handles stubs and failed runs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def is_stub(run: Any) -> bool:
 
 @contextmanager
 def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
-    """Inside, calls of these ``torch.distributed`` functions go to ``see(original, *given, **named)``."""
+    """In the block, calls of these ``torch.distributed`` functions go to ``see(original, *given, …)``."""
     seen: dict[str, Any] = {name: partial(see, getattr(dist, name)) for name in names}
     with patch.multiple(dist, **seen):
         yield
@@ -101,7 +101,7 @@ def judge_on_ranks(
 
 
 def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
-    """A run of the reader's function; if it is still a stub, print a note and run the reference."""
+    """Run the reader's function. If it is still a stub, print a note and run the reference."""
     run = play(function)
     if not is_stub(run):
         return run

@@ -1,4 +1,4 @@
-"""Lesson 00 on real ranks: a matrix, its gradients (whose sums are exact), a step's report, and its cost."""
+"""Lesson 00 on real ranks: a matrix, gradients whose sums are exact, the reports of a step, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of lesson 00: a matrix on a grid of ranks, and a step as a film, coloured by who keeps what."""
+"""Pictures of lesson 00: a matrix on a grid of ranks, and a step as a film, coloured by who keeps it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Letters = Literal["", "before", "momentum", "after"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the matrix, and the rank whose colour it has."""
+    """A box of the matrix, and the rank that gives it its colour."""
 
     box: Box
     keeper: int
@@ -89,7 +89,7 @@ _GAP = 22
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the matrices of a grid's ranks are drawn: the first one's corner, and the size of each."""
+    """Where the matrices of a grid's ranks are drawn: the corner of the first one, and the size of all."""
 
     grid: Grid
     left: float
@@ -156,7 +156,7 @@ def _write_axes(axes: Axes, place: _Place) -> None:
 
 
 def _draw_rank(axes: Axes, at: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any) -> None:
-    """One rank's matrix: the pieces it holds in their keepers' colours, the rest grey, and a label below."""
+    """One rank's matrix with a label below. Its pieces have their keepers' colours, and the rest is grey."""
     x, y = at.corner(rank)
     rectangle(axes, x, y, at.width, at.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
     for piece in pieces:
@@ -183,7 +183,7 @@ class StepFilm:
 
     @property
     def frames(self) -> list[tuple[int, float]]:
-        """For each frame, its moment's number, and the fraction of the way that its flights have gone."""
+        """For each frame, the number of its moment, and how far its flights have gone, as a fraction."""
         stops = []
         for number, moment in enumerate(self.moments):
             parts = range(1, _BETWEEN + 1) if moment.flights else ()
@@ -250,7 +250,7 @@ def _say_frame(film: StepFilm, moment: int) -> str:
 
 
 def _say_pieces(held: RankBoxes) -> str:
-    """What a rank holds, in words; its pieces are joined if they make up the whole, or whole columns."""
+    """What a rank holds, in words. Pieces that make up the whole matrix, or whole columns, are joined."""
     if sum(box.numel for box in held.boxes) == SHAPE[0] * SHAPE[1]:
         return "the whole matrix"
     left = min((box.offset[1] for box in held.boxes), default=0)

@@ -179,7 +179,7 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
         return f"Entries of rank {writers[0]} are there; rank {owner} owns {place.name}."
-    return f"What is there is not Newton–Schulz of the gradient of {place.name}."
+    return f"The entries there are not Newton–Schulz of the gradient of {place.name}."
 
 
 def _say_displaced(run: SharingRun) -> str:
@@ -207,7 +207,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: those in a wrong place, and those that they overwrite."""
+    """The matrices that the early code gets wrong: those that it misplaces, and those they overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}

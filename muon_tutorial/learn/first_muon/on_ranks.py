@@ -1,7 +1,7 @@
 """Lesson 04 on real ranks: updates shared through one flat buffer, and the bytes and seconds of steps.
 
-Each rank fills the buffer with the updates of the matrices it owns, and leaves the rest at zero; an
-all_reduce adds the buffers up. Bytes, time and bits are those of ``Muon(strategy="round_robin")``.
+Each rank fills the buffer with the updates of the matrices that it owns, and leaves zeros elsewhere. An
+all_reduce adds the buffers up. Bytes and seconds are measured on steps of ``Muon(strategy="round_robin")``.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def place_of(name: str) -> BufferPlace:
 def parameters(
     seed: int, lacking: Sequence[str] = (), *, shapes: Mapping[str, tuple[int, int]] = SHAPES
 ) -> list[torch.nn.Parameter]:
-    """The matrices in order, each with its averaged gradient; those in ``lacking`` have no gradient."""
+    """The matrices in order, each with its averaged gradient, except for ``lacking``, which have none."""
     generator, made = torch.Generator().manual_seed(seed), []
     for name, shape in shapes.items():
         parameter = torch.nn.Parameter(torch.randn(shape, generator=generator) / shape[1])
@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank handed to an all_reduce; if it called none, what it returned."""
+        """The last whole buffer that a rank handed to an all_reduce; if it made none, what it returned."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned
@@ -165,7 +165,7 @@ class SharingRun:
         return int((self.filled(rank) == 0).sum())
 
     def expected(self) -> Tensor:
-        """All updates in their places; zeros if the owner has no gradient."""
+        """All updates in their places. An update whose owner has no gradient is zero."""
         flat, found = torch.zeros(LENGTH, dtype=WIRE), updates(self.seed)
         for place in PLACES:
             if (place.owner(self.ranks), place.name) not in self.lacking:
@@ -186,7 +186,7 @@ class SharingRun:
         return not any(bool((self.after(0) != self.after(rank)).any()) for rank in range(self.ranks))
 
     def writers(self) -> Tensor:
-        """For each entry of the buffer, the ranks that wrote it before the sum: bit r is set for rank r."""
+        """For each entry of the buffer, which ranks wrote it before the sum: bit r is set for rank r."""
         buffers = (self.filled(rank) for rank in range(self.ranks))
         flags = ((buffer != 0) & ~buffer.isnan() for buffer in buffers)
         return torch.stack([flag.long() << rank for rank, flag in enumerate(flags)]).sum(0)
@@ -204,7 +204,7 @@ def is_buffer(value: Any) -> bool:
 
 
 def _as_buffer(value: Any) -> Tensor:
-    """A buffer unchanged; for anything else, a buffer of NaN, which equals nothing."""
+    """A buffer as it is. For anything else, a buffer of NaN, which equals no other."""
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 
@@ -240,7 +240,7 @@ def play(rank: int, share: Share, ranks: int, cases: Sequence[Lacking], seed: in
 
 
 def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = False) -> SharingRun:
-    """The result of ``share``, computed in this process; with ``skips``, that of the early code."""
+    """What ``share`` does on all ranks, computed here. ``skips`` repeats the early code's mistake."""
     filled = []
     with measure.one_thread():
         for rank in range(ranks):
@@ -296,7 +296,7 @@ def say_axes(dp: int, tp: int) -> str:
 def run_share(
     function: Share, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
 ) -> SharingRun:
-    """Run ``function(parameters, rank, ranks)``; if it is a stub or fails, say so and run the reference.
+    """Run ``function(parameters, rank, ranks)``. If it is a stub or fails, say so and run the reference.
 
     ``lacking`` names a matrix whose gradient is missing on its owner.
     """
@@ -318,7 +318,7 @@ def part_of_zeros(run: SharingRun) -> float:
 
 
 def say_outcome(run: SharingRun) -> str:
-    """What a test would see of a run, and what it would miss."""
+    """What a test would see of a run, and in the last line what it would miss."""
     rights = [place.name for place in PLACES if place.name not in run.wrong()]
     same = "yes" if run.agree() else "no"
     return (

@@ -106,7 +106,7 @@ def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look
 
 
 def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
-    """For each entry of a rank's buffer at a moment, its writers, one bit per rank; 0 for zeros."""
+    """For each entry of a rank's buffer at a moment, which ranks wrote it, one bit per rank. Zeros have 0."""
     if moment == 0:
         return torch.zeros(LENGTH, dtype=torch.long)
     if moment == 1:
@@ -146,7 +146,7 @@ def _say_count(run: SharingRun, moment: int, rank: int) -> str:
 
 
 def say_run(run: SharingRun) -> str:
-    """A run in words: what each rank owns, what it hands over and where, and what is wrong in the end."""
+    """A run in words: what each rank owns, what it hands over and where, and what is wrong at the end."""
     owned: dict[int, list[str]] = {}
     for place in PLACES:
         owned.setdefault(place.owner(run.ranks), []).append(place.name)

@@ -136,7 +136,7 @@ def write_all() -> Exercise:
         tiny = 1e-6 * G / G.norm()
         value = value_of(function, tiny.clone(), 5)
         if isinstance(value, Tensor) and not torch.allclose(value, newton_schulz(tiny, 5), atol=1e-6):
-            what = "With a norm of 1e-6, your result is another than torch.optim.Muon's."
+            what = "With a norm of 1e-6, your result differs from torch.optim.Muon's."
             return Diagnosis(what, ("Adding 1e-7 changes a small norm; .clamp(min=1e-7) does not.",))
         return None
 
@@ -250,7 +250,7 @@ _FIRST_FACTOR = {_ATEN.mm: 0, _ATEN.addmm: 1, _ATEN.bmm: 0, _ATEN.baddbmm: 1}
 
 
 class ProductCounter(TorchDispatchMode):
-    """The number of matrix products inside, and their FLOPs, with a multiply-add counted as two."""
+    """The number of matrix products in a block, and their FLOPs, with a multiply-add counted as two."""
 
     products = flops = 0
 

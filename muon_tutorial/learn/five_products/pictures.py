@@ -84,7 +84,7 @@ def _say_step(step: int) -> str:
 
 def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
-    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # dense where it swings most
+    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # denser where it swings
     axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)
@@ -145,7 +145,7 @@ def duel(live: bool = True) -> Shell | Picture:
 
 
 def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Picture:
-    """Both players' dots at a moment, which may lie between two steps, and their scores."""
+    """Both players' values at a moment, which may lie between two steps, and their scores."""
     players: Players = [("yours", (a, b, c), OTHER), (rival, PUBLISHED[rival], MUON)]
     step, part = divmod(moment, FRAMES)
     figure = card(700, 320)

@@ -33,7 +33,7 @@ def private_bytes() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one torch thread inside, so that bits do not depend on the number of cores."""
+    """In the ``with`` block, torch uses one thread, so that bits do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -56,6 +56,6 @@ def median_seconds(work: Callable[[], Any], times: int) -> float:
 
 
 def fastest(times: int, work: Callable[..., Any], *arguments: Any) -> float:
-    """The shortest of ``times`` runs, in seconds: the one that other load on the machine delays least."""
+    """The seconds of the fastest of ``times`` runs, which other load on the machine has delayed least."""
     work(*arguments)
     return min(timed(lambda: work(*arguments))[1] for _ in range(times))

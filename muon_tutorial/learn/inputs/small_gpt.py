@@ -1,4 +1,4 @@
-"""A small GPT, trained for a few steps on the source of Python's standard library, for real gradients."""
+"""A small GPT, trained for a few steps on Python's standard library, which gives lessons real gradients."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def unseen() -> dict[str, Any]:
 def unseen_exercise() -> Exercise:
     """The prediction for a grid that no picture has shown."""
     right = unseen()
-    fewer = "Each matrix has its own owner now. Which is the busiest, and has it less to do than before?"
+    fewer = "Each matrix has its own owner now. Does the busiest owner now have less to do than before?"
     slower = "A rank still computes as much and sends as many bytes. What grows with the ranks?"
     return guesses(
         ("idle", right["idle"], "A matrix has one owner. How many owners are there, and how many matrices?"),
@@ -45,7 +45,8 @@ def busiest(seconds: Iterable[float], owners: int) -> float:
 
 
 def enough_owners(seconds: Sequence[float]) -> int:
-    """The exercise's reference: the fewest owners so that none needs longer than the costliest matrix.
+    """The exercise's reference: the fewest owners with which no owner works longer than the costliest matrix
+    takes.
 
     >>> enough_owners([4, 2, 2, 1, 1])
     3

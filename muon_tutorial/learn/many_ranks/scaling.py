@@ -33,7 +33,8 @@ LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 
 @dataclass(frozen=True, slots=True)
 class StepAtScale:
-    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the busiest owner's ranks.
+    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the ranks that belong to the
+    busiest owner.
 
     ``work``: operations of Newton–Schulz at each place along dp. ``once``: seconds that one owner would need
     for all matrices. ``floor``: seconds for the costliest matrix alone, whose shape is ``largest``.
@@ -109,7 +110,7 @@ def step_at(model: str, ranks: int) -> StepAtScale:
 
 @cache
 def newton_schulz_seconds(matrices: tuple[Matrix, ...]) -> float:
-    """Seconds of Newton–Schulz for all matrices, one after the other on one rank, by the machine's file."""
+    """Seconds of Newton–Schulz on one rank for all matrices, one after the other, by the machine's file."""
     by_shape = Counter(matrix.shape for matrix in matrices)
     return sum(times * _one_matrix(shape) for shape, times in by_shape.items())
 

@@ -37,8 +37,8 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 class ClipReport:
     """One rank's result: each gradient's factor in both cases, and the most collectives of a case.
 
-    The others are wrong norms in the long case: ``alone`` is that of the rank's own part, ``copies`` counts
-    every copy of an entry, and ``added`` adds the ranks' norms instead of their squares.
+    The others are wrong norms in the long case: ``alone`` is the norm of the rank's own part, ``copies``
+    counts every copy of an entry, and ``added`` adds the ranks' norms instead of their squares.
     """
 
     is_open: bool
@@ -71,7 +71,7 @@ def try_clip(rank: int, function: Clip, ranks: int) -> ClipReport:
 
 
 def gradients_of(norm: float, mesh: DeviceMesh) -> list[DTensor]:
-    """The gradients, with total norm ``norm``, each with its placements; the same on all ranks."""
+    """Gradients with the lesson's placements and a total norm of ``norm``, the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
     wholes = [torch.randn(shape, generator=generator) for shape, _ in LAID_OUT]
     scale = norm / math.sqrt(sum(map(_squares, wholes)))
@@ -86,7 +86,7 @@ def _squares(tensor: Tensor) -> float:
 
 
 def _factor(before: Tensor, after: Tensor) -> float:
-    """The factor from ``before`` to ``after``; NaN if one is no multiple of the other."""
+    """The factor that leads from ``before`` to ``after``. NaN if neither is a multiple of the other."""
     factor = float((before * after).sum() / before.square().sum())
     return factor if torch.allclose(after, before * factor, rtol=1e-3, atol=1e-7) else math.nan
 

@@ -182,7 +182,7 @@ def check_survival(
 ) -> Exercise:
     """The exercise: ``save`` and ``load``. A rank is killed, and the run resumes on another grid.
 
-    ``port`` returns the other two functions: the reader's, if they have passed, or the reference's.
+    ``port`` returns the two other functions: the reader's if they have passed, and else the reference's.
     """
 
     def judge(save: Callable, load: Callable) -> str | Diagnosis | None:
@@ -250,7 +250,7 @@ def quiz(life: RunLife) -> Exercise:
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
-    """The reader's four functions. The reference replaces those that have not passed, with a printed note."""
+    """The reader's four functions. The reference replaces a function that has not passed, and says so."""
     open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
                  if it.accepted is ...]  # fmt: skip
     if open_ones:

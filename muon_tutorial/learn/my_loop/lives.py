@@ -24,7 +24,7 @@ from .trials import steps_alike
 
 PATIENCE = 12.0
 AT_THE_KILL = "at_the_kill"
-"""A copy of the checkpoints that the killed ranks left, because the resumed run may overwrite those."""
+"""A copy of the checkpoints as the killed ranks left them; the resumed run may overwrite the originals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def start(
 
 
 def live(dp: int, tp: int, job: Job, port: Port, backend: str, timeout: float = PATIENCE) -> RunLife | None:
-    """A run whose last rank is killed, and which resumes on another grid; None if the port is a stub."""
+    """A run that loses its last rank and resumes on another grid. None if the port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
     if not start(folder, (dp, tp), victim, port, False, backend, timeout):
         return None
@@ -196,7 +196,7 @@ def tensor_files(life: RunLife) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BitsRow:
-    """One comparison of bits: how many tensors are equal, and how far the other tensors are off."""
+    """One comparison of bits: how many tensors are equal, and the largest difference in the others."""
 
     name: str
     what: str

@@ -98,7 +98,7 @@ def draw_too_early(report: PlainReport) -> Picture:
 
 
 def draw_bits(report: BitsReport) -> Picture:
-    """For each comparison of bits, the number of equal tensors as a bar."""
+    """For each comparison, a bar that shows how many tensors have equal bits."""
     figure, axes = blank(880, 60 + 44 * len(report.rows), "The same bits on both grids?", 14, 20, 12.5)
     said = []
     for number, row in enumerate(report.rows):
@@ -146,7 +146,7 @@ def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shel
 
 
 def draw_life(life: RunLife, undisturbed: RunLife, moment: int) -> Picture:
-    """A life up to and including a moment, and its loss; the thin line is the undisturbed run's loss."""
+    """A run up to and including a moment, with its losses. The thin line is the undisturbed run's loss."""
     done = moments(life)[: moment + 1]
     tops = [_FILM_TOP]
     for attempt in life.attempts:

@@ -68,7 +68,7 @@ def shard(model: TinyModel, mesh: DeviceMesh) -> None:
 
 
 def batch_of(step: int, seed: int, place: int = 0, places: int = 1) -> tuple[Tensor, Tensor]:
-    """One dp place's part of a batch: symbols s, and what follows each: 5 s + 7, but 1 in 8 is random."""
+    """One dp place's part of a batch: symbols s, and their next symbols: 5 s + 7, but 1 in 8 is random."""
     generator = torch.Generator().manual_seed(seed * 100_003 + step)
     symbols = torch.randint(SYMBOLS, (BATCH,), generator=generator)
     odd = torch.randint(SYMBOLS, (BATCH,), generator=generator)

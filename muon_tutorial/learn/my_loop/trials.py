@@ -60,7 +60,7 @@ class PlainReport:
 
 
 def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport:
-    """Run the plain loop on real ranks, and the mistakes that one can make in it."""
+    """Run the plain loop on real ranks, and then the mistakes that a reader may make in it."""
     return launch(_try_plain, dp * tp, args=((dp, tp), seed), backend=backend, output="quiet")[0]
 
 
@@ -233,7 +233,7 @@ def _steps_alike(rank: int, grids: list[tuple[int, int]], seed: int) -> list[str
 
 
 def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor]:
-    """The whole parameters after a step with the whole batch's gradient; if grid is None, in one process."""
+    """The parameters after one step with the whole batch's gradient, in one process if ``grid`` is None."""
     model, carrier = tiny_job.build(seed), tiny_job.build(seed)
     symbols, following = tiny_job.batch_of(0, seed)
     nn.functional.cross_entropy(carrier(symbols), following).backward()

@@ -1,4 +1,4 @@
-"""The text of a my_muon.py: blocks between marks, how to complete them, and what is wrong with a file."""
+"""The text of a my_muon.py, made of blocks between marks: how to complete it, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Block:
 
 
 class BrokenFileError(ValueError):
-    """The blocks of a file cannot be told apart; the message names the line."""
+    """The blocks of a file cannot be told apart. The message names the line."""
 
 
 def blocks_of(text: str) -> dict[str, Block]:
@@ -59,7 +59,7 @@ def blocks_of(text: str) -> dict[str, Block]:
 
 
 def with_block(text: str, block: Block) -> str:
-    """The file with this block in place of the block of the same name; if there is none, at the end."""
+    """The file with this block in place of the block of the same name, or at the end if there is none."""
     if block.name not in blocks_of(text):
         return f"{(text or HEAD).rstrip()}\n\n\n{block}"
     start = text.index(f"# ── lesson {blocks_of(text)[block.name].lesson}: {block.name} ──")
@@ -101,7 +101,7 @@ def problem_of(block: Block) -> str | None:
 
 
 def names_of_reference() -> set[str]:
-    """The names that a block may use without defining them: those the complete file defines or imports."""
+    """The names that a block may use without defining them: the complete file defines or imports them."""
     names: set[str] = set()
     for node in ast.parse(reference()[0]).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

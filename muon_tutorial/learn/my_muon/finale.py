@@ -133,7 +133,7 @@ def show_command(steps: int, seed: int) -> None:
 
 
 def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
-    """Run the training under torchrun with a kill; says where it resumed, and whether final bits changed."""
+    """Run the training under torchrun with a kill. Says where it resumed, and whether final bits changed."""
     undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
         try:

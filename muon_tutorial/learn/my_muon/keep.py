@@ -79,7 +79,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
-    """What goes wrong on four ranks with a complete file that has these blocks; None if nothing does."""
+    """What goes wrong on four ranks with the complete file, if it has these blocks. None if nothing does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(completed(found), encoding="utf-8")
@@ -96,7 +96,7 @@ def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
 def source_with_helpers(name: str, function: Any) -> str:
     """The source of an answer with its name, and of the functions and constants that it uses.
 
-    Raises NotKeptError if it has no source, or uses something that a file with only torch cannot have.
+    Raises NotKeptError if it has no source, or uses something that needs more than torch.
     """
     parts: dict[str, str] = {}
     known = names_of_reference()
@@ -163,7 +163,7 @@ def read_mine(folder: Path | None = None) -> MyMuon:
 
 
 def so_far(lesson: str, folder: Path | None = None) -> Any:
-    """All functions of the course, the reader's if they exist; prints which ones are the reader's."""
+    """All functions of the course, the reader's where they exist. Prints which ones are the reader's."""
     mine = read_mine(folder)
     print(say_whose(mine, lesson))
     module = types.ModuleType("my_muon_so_far")

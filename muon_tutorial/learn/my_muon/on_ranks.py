@@ -51,7 +51,7 @@ def cut(whole: Tensor, kind: str, place: int, tp: int) -> Tensor:
 
 @contextmanager
 def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
-    """Count the bytes that this rank sends inside, by phase; an all_gather counts as on a ring."""
+    """In the block, count the bytes that this rank sends, by phase. An all_gather counts as on a ring."""
     sent: dict[int, int] = {}
 
     def count(original: Callable[..., Any], first: Any, *more: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) ->
     module.save(manager, 7, model, muon, scheduler)
     _, other = _start(module, tp, dp, matrices)
     if (step := module.load(manager, model, other, scheduler)) != 7:
-        return f"saved after 7 steps, load goes on with step {step}"
+        return f"saved after 7 steps, but load continues with step {step}"
     gather = [each.whole(each._gather_slices(each.state)) for each in (muon, other)]
     if not all(map(torch.equal, *gather)):
         return "another grid has loaded another momentum than was saved"

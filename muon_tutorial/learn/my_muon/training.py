@@ -89,7 +89,7 @@ def train(
     folder: str | None = None,
     victim: int | None = None,
 ) -> RunRecord:
-    """Train on this rank with the optimizer in a file; with a folder, save there and resume from there.
+    """Train on this rank with the optimizer in a file. With a folder, resume from there and save there.
 
     The rank ``victim`` kills itself between two checkpoints. Must be called by all ranks.
     """

@@ -108,7 +108,7 @@ def check_redistribute(
 
 
 def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back if ranks own in turn: each row that the matrix's owner lacks is sent once."""
+    """Bytes on the way back if ranks own in turn, and owners send only rows that they did not hold."""
     sides = enumerate(shapes_of(dp))
     return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
 
@@ -264,7 +264,7 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
 
 
 def source_rows(value: Tensor, whole: Tensor) -> list[int | None]:
-    """For each row of ``value``, the equal row of the whole matrix; None if there is none."""
+    """For each row of ``value``, the number of the equal row in the whole matrix, or None."""
     same = [(row == whole).all(1).nonzero().flatten().tolist() for row in value]
     return [rows[0] if rows else None for rows in same]
 
@@ -318,7 +318,7 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 def quiz(rows: Sequence[int]) -> Exercise:
     return numbers(
         ("fewest", min(rows), "min(found.rows)."),
-        ("step", 2, "Read the trap with the gradient again: the first step was near enough."),
+        ("step", 2, "Read the trap with the gradient again: the first step came near the right update."),
     )
 
 

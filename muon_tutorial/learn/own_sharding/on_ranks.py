@@ -234,7 +234,7 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
 def run_loop(
     step: Callable[..., object], functions: ThreeFunctions, ranks: int, seed: int, backend: str = "gloo"
 ) -> list[bool]:
-    """For each rank, whether ``step(params, momenta, owners, config, lr)`` gives one process's bits."""
+    """For each rank, whether ``step(params, momenta, owners, config, lr)`` gives the bits of one process."""
     return launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
 
 

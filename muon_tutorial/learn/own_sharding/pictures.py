@@ -81,7 +81,7 @@ def _draw_matrix(
 
 @cache
 def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
-    """All ranks at one moment of a journey, with an arrow for each piece just sent."""
+    """All ranks at one moment of a parameter's journey, with an arrow for each piece that was just sent."""
     journey = journey_of(layout, dp, tp)
     now, ranks = journey.moments[moment], journey.grid.world_size
     across = min(200, 860 // ranks)
@@ -113,7 +113,7 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
 
 
 def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
-    """Choose a layout, and play a parameter's journey; if no kernel runs, only FSDP2's gather is shown."""
+    """Choose a layout, and play a parameter's journey. Without a kernel, only FSDP2's gather is shown."""
     draw = partial(draw_journey, dp=dp, tp=tp)
     still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
     return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=choice("layout", list(LAYOUTS)))

@@ -88,9 +88,9 @@ _SIZES: dict[str, _Sizes] = {
     "alltoall": lambda args, position, ranks: map(_bytes, args[1]),
     "all_to_all_single": lambda args, position, ranks: _in_rows(args[0], args[2], ranks),
 }
-"""Bytes for each rank of the group; an operator that is not listed sends the whole to every rank."""
+"""Bytes for each rank of the group. An operator that is not listed sends its whole tensor to every rank."""
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """The bytes that go to every rank: those of the second argument if it has tensors, else the first's."""
+    """The bytes of the tensor that goes to every rank: the second argument if it holds any, or the first."""
     return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

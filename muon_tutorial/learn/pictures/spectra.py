@@ -82,7 +82,7 @@ def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: st
         plot(axes, curves)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     look: Any = {"loc": "lower center", "frameon": False, "labelcolor": INK}
-    figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # covers no curve there
+    figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # below all curves
     figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
     what = "Singular values, the loudest first, on a logarithmic scale."

@@ -60,7 +60,7 @@ def _say_astray(turned: Tensor) -> str:
 
 
 def _draw_sides(axes: Axes, left: float, y: float) -> None:
-    """Write below a heat map what its columns are."""
+    """Name a heat map's columns below it."""
     middle, right = (left + SQUARE * side / POOL for side in SHAPE)
     sides = ((left, middle, "its inputs"), (middle, right, "inputs where the gradient is zero"))
     for start, stop, words in sides:
@@ -85,7 +85,7 @@ def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: floa
 
 
 def shades_of(turned: Tensor) -> Tensor:
-    """0 to ``SHADES`` for each square: the root of its magnitude, so that faint squares stay visible."""
+    """For each square, 0 to ``SHADES``: the root of its magnitude, which keeps faint squares visible."""
     rows, columns = (side // POOL for side in turned.shape)
     sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5
     return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()

@@ -35,7 +35,7 @@ def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
-    """How many times too small each factor is, from the shard's shape; a number below 1 means too large."""
+    """How many times too small each factor is if the shard's shape is used; below 1 means too large."""
     whole, shard = size_factors(shape), size_factors(shard_shape(shape, dim, tp))
     return tuple(one / other for one, other in zip(whole, shard, strict=True))
 
@@ -110,7 +110,7 @@ SPOILERS = {
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
 NEAR = 0.05
-"""The largest distance to UVᵀ that passes; float32 stays below half of it, Newton–Schulz exceeds it."""
+"""The largest distance to UVᵀ that passes. float32 stays below half of it, and Newton–Schulz exceeds it."""
 
 
 def outcomes(tp: int) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def write_shares() -> Exercise:
         ("Energy is the sum of *squared* entries.", of(lambda d, i, w: [d / w, (i - d) / w, (w - i) / w], 1)),
         ("Shares: divide by the whole energy.", of(lambda d, i, w: [d, i - d, w - i])),
         (
-            "The diagonal is not beside itself: take it off the square.",
+            "The square includes the diagonal: subtract it.",
             of(lambda d, i, w: [d / w, i / w, (w - i) / w]),
         ),
         (

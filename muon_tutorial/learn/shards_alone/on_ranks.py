@@ -130,7 +130,7 @@ _REFUSED = (
 
 @contextmanager
 def counting() -> Iterator[list[float]]:
-    """Note the bytes that this process sends inside, call by call, counted as on a ring."""
+    """Note the bytes that this process sends in the block, call by call, counted as on a ring."""
     sent: list[float] = []
 
     def count(original: Callable[..., Any], *given: Any, group: Any = None, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06: groups of a rank, of any grid and of any axes; which ranks must call; the quiz."""
+"""Exercises of lesson 06: groups of one rank, of any grid, of any axes; which ranks must call; a quiz."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
 
 
 def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: make all groups of a list on real ranks, and gather rank numbers in one's own groups."""
+    """The exercise: make all groups in a list on real ranks, and gather the ranks in one's own groups."""
     play = partial(play_answers, dp=dp, tp=tp, backend=backend, timeout=timeout)
     hints = (
         "dist.new_group(ranks) makes the group. Who has to call it?",
@@ -158,7 +158,7 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
 
 
 Lists = list[list[list[int]]]
-"""For each rank the groups that it is about to make, in order."""
+"""For each rank, the groups that it is about to make, in order."""
 
 
 def first_mismatch(lists: Lists) -> int | None:

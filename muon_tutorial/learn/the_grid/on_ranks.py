@@ -26,7 +26,7 @@ PATIENCE = 4.0
 
 
 def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    """All groups of ranks that differ only along ``along``; ranks are consecutive along the last axis."""
+    """All groups of ranks that differ only along ``along``. Ranks are consecutive along the last axis."""
     grid = Grid(tuple(sizes), tuple(sizes.values()))
     return [list(ranks) for ranks in dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)]
 
@@ -167,7 +167,7 @@ def ask_mesh(rank: int, sizes: Mapping[str, int], axis: str) -> list[int]:
 
 
 def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., Any]) -> str:
-    """Run a ring in each dp group; says whose numbers reached this rank. Must be called by all ranks."""
+    """Run a ring in each dp group, and say whose numbers reached this rank. Must be called by all ranks."""
     made = [dist.new_group(list(ranks)) for ranks in dp_groups]
     number = next(place for place, ranks in enumerate(dp_groups) if rank in ranks)
     place, many = list(dp_groups[number]).index(rank), len(dp_groups[number])

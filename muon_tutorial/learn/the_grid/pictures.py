@@ -107,7 +107,7 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
 
 
 def _short(ranks: Sequence[int]) -> str:
-    """The ranks of a group; for a long one, the first two and the last.
+    """The ranks of a group. Of a long group, only the first two and the last are named.
 
     >>> _short((0, 3)), _short(range(9))
     ('0, 3', '0, 1, … 8')

@@ -24,7 +24,7 @@ _QUIET = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One result: ``how`` is "same", "wrong" or "missing"; ``held``: it is about contents, not a message."""
+    """One result: ``how`` is "same", "wrong" or "missing"; ``held`` means contents, not a message."""
 
     rank: int
     phase: int
@@ -45,7 +45,8 @@ class StepDifference:
     def first(self) -> Mark | None:
         """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
-        If a rank's own code raised an error, all stop early; then the mark of the rank that came farthest.
+        If a rank's own code raised an error, all ranks stop early. This is then the mark of the rank that
+        came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
         # an error in a rank's own code ended the run, rather than requests that do not match

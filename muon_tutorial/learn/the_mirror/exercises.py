@@ -116,7 +116,7 @@ def _refuse_blanks(function: Any) -> None:
 
 
 def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
-    """Judge ``way_back`` on two hops; the second brings the whole to all ranks, or only to an owner."""
+    """Judge ``way_back`` on two hops. The second brings the whole to all ranks, or only to one owner."""
     rows, columns, asked = 2 * grid.size("dp"), 3 * grid.size("tp"), list[str]()
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     route = Route(hops, torch.float32)

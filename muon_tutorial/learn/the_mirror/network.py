@@ -68,7 +68,7 @@ class Network:
 
     @property
     def ready(self) -> list[Answer]:
-        """The collectives that could be answered next: those of groups in which all members ask."""
+        """The collectives that could be answered next, because all members of their group ask."""
         with torch.no_grad(), measure.one_thread():
             groups = self.world.ready()
         asked = ((group, self.world.pending[group[0]]) for group in groups)
@@ -248,7 +248,7 @@ def draw_orders(dp: int, tp: int, seed: int) -> Picture:
 
 
 def be_the_network(dp: int, tp: int, seed: int, live: bool = True) -> Shell | Picture:
-    """A button for each ready group; if no kernel runs, a still picture of several orders."""
+    """A button for each ready group. Without a kernel, a still picture of several orders."""
     still = draw_orders(dp, tp, seed)
     if not live:
         return still

@@ -1,4 +1,4 @@
-"""Lesson 09 on ranks: the package's phases of a step; the reader writes the moves between them."""
+"""Lesson 09 on ranks: the package's phases of a step. The reader writes the moves between them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class NotedPhases:
         return [(entry, meta) for entry, meta in rows if bucket.works_on(entry, self.step.at)]
 
     def newton_schulz(self, entry: BucketEntry, whole: Tensor) -> Tensor:
-        """Phase 4: Newton–Schulz; a matrix that is not whole is refused."""
+        """Phase 4: Newton–Schulz, which refuses a matrix that is not whole."""
         self.diarist.note(3, entry.matrix.name, whole)
         update = newton_schulz_update(whole, whole.shape, self.step.parameters[entry.matrix.param].group)
         self.diarist.note(4, entry.matrix.name, update)
@@ -231,7 +231,7 @@ def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
 
 @dataclass(slots=True, eq=False)
 class SteppedRun:
-    """A step in the stepping world: its messages in order, with ranks; its reports; its error, if any."""
+    """A step in the stepping world: its messages in order, with ranks; the reports; the error, if any."""
 
     asked: list[tuple[int, Collective]] = field(default_factory=list)
     jobs: list[NotedPhases] = field(default_factory=list)

@@ -30,7 +30,7 @@ WholeStep = Callable[..., object]
 
 
 def outcome(race: Race) -> dict[str, Any]:
-    """The answers to the bet: who wins, and at which step the winner reaches the runner-up's last loss."""
+    """The answers to the bet: the winner, and the step at which it reaches the runner-up's last loss."""
     return {"winner": race.ranking()[0], "caught": round(race.caught_at(), -1)}
 
 
@@ -89,7 +89,7 @@ def write_promise() -> Exercise:
 
 
 def split(model: Module) -> tuple[list[str], list[str]]:
-    """The exercise's reference: the names of the parameters that Muon steps, and of those for AdamW."""
+    """The exercise's reference: the names of Muon's parameters, and the names of AdamW's."""
     found = split_parameters(model)
     return list(found.hidden_names), list(found.rest_names)
 

@@ -15,8 +15,9 @@ from ..pictures.colours import ADAMW, EMPTY, INK, MARKED, MUON, OTHER, QUIET, SG
 from ..pictures.picture import Picture, centred, finish, write
 from ..pictures.spectra import Curve, card, decades, draw_spectra, plot, style
 from ..widgets.shell import Shell, choice, play, show, slider
+from .exercises import loudest
 from .race import MUON_TOO, RACERS, SEEDS, Race
-from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, RowChanges, half_of_energy, svd_muon, updates_of
+from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, RowChanges, svd_muon, updates_of
 
 LOOKS = {
     "SGD": (SGD, "-"),
@@ -71,7 +72,7 @@ def _rotation(angle: float) -> Tensor:
 def picture_of_gradient(G: Tensor) -> Picture:
     """The spectrum of one gradient, with the directions that carry half of its energy shaded."""
     curve = Curve.relative("the gradient", torch.linalg.svdvals(G), SGD)
-    half = half_of_energy(G)
+    half = loudest(torch.linalg.svdvals(G.double()), 0.5)
     figure = card(640, 340)
     axes = style(figure.add_subplot(), EXAMPLE, "direction, the loudest first", _RELATIVE)
     decades(axes)
@@ -178,7 +179,7 @@ def draw_race(race: Race, moment: int) -> Picture:
 
 
 def say_race(race: Race, moment: int) -> str:
-    """A moment of the race in words; the last one adds when the winner reached the runner-up's last loss."""
+    """A moment of the race in words; the last says when the winner reached the runner-up's last loss."""
     said = [f"{who} {race.best(who).losses[moment]:.2f}" for who in RACERS]
     text = f"Step {moment * race.every} of {race.steps}, loss on held-out text: {', '.join(said)}."
     if moment * race.every < race.steps:

@@ -1,7 +1,8 @@
-"""Lesson 01: SGD, AdamW and Muon race on the small GPT; a recording of the race is shipped.
+"""Lesson 01: SGD, AdamW and Muon race on the small GPT. A recording of the race comes with the package.
 
-In every lane AdamW steps embedding, head and norms, with one learning rate that was tuned for AdamW; only the
-hidden matrices' optimizer differs. ``python -m muon_tutorial.learn.why_muon.race`` tunes and records again.
+In every lane, AdamW steps embedding, head and norms, at one learning rate that was tuned for AdamW. Only the
+optimizer of the hidden matrices differs. ``python -m muon_tutorial.learn.why_muon.race`` tunes and records
+again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Race:
     curves: tuple[LossCurve, ...]
 
     def tried(self, who: str) -> list[LossCurve]:
-        """One lane's tuning runs: those with the first seed, sorted by learning rate."""
+        """The tuning runs of one lane, which have the first seed, sorted by learning rate."""
         found = [curve for curve in self.curves if curve.who == who and curve.seed == SEEDS[0]]
         return sorted(found, key=lambda curve: curve.rate)
 

@@ -58,7 +58,7 @@ def svd_update(G: Tensor, buffer: Tensor) -> Tensor:
 
 
 def without_momentum(update: SVDUpdate) -> Orthogonalize:
-    """The same update as a function of only the gradient, with a zero buffer as in the first step."""
+    """The same update as a function of the gradient alone. Its buffer is zero, as in the first step."""
     return lambda G: update(G, torch.zeros_like(G))
 
 
@@ -97,12 +97,6 @@ def say_stages(run: TrainedGPT) -> str:
 
 def say_size(matrix: Tensor) -> str:
     return " × ".join(map(str, matrix.shape))
-
-
-def half_of_energy(G: Tensor) -> int:
-    """How many of the loudest directions carry half of a matrix's energy, the sum of its squares."""
-    squares = torch.linalg.svdvals(G.double()) ** 2
-    return int((squares.cumsum(0) / squares.sum() < 0.5).sum()) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Shell:
     """Controls, and a picture that is redrawn when one of them changes.
 
     An error in drawing is shown in place of the picture, so that readers and checks see it. ``still`` is the
-    one picture that a notebook without a kernel shows instead of the moving one.
+    one picture that a notebook shows without a kernel, in place of the changing one.
 
     >>> from muon_tutorial.learn.pictures.picture import blank, finish
     >>> shell = Shell(lambda s: finish(blank(s, 10)[0], "line", f"a card of {s}"), s=slider("", 30, 10))
@@ -45,7 +45,7 @@ class Shell:
         self._redraw()
 
     def at(self, **values: Any) -> Picture:
-        """The picture at these values, without moving the controls; errors are raised instead of shown."""
+        """The picture at these values. The controls do not move, and errors are raised instead of shown."""
         return self._draw(**values)
 
     def _redraw(self, change: object = None) -> None:
@@ -153,7 +153,7 @@ class RankButtons(ipywidgets.GridBox):
 
 
 class Player(ipywidgets.HBox):
-    """A play button and a slider over whole numbers. A ``Shell`` takes it as a control, for its ``value``."""
+    """A play button and a slider over whole numbers. A ``Shell`` takes it as a control with a ``value``."""
 
     value = traitlets.Int(0)
 
@@ -182,10 +182,12 @@ def play(
     first: int = 0,
     **controls: Any,
 ) -> Shell | Picture:
-    """A film of ``draw(moment=first … last, …)`` under its controls; only ``still`` if no kernel runs.
+    """A film of ``draw(moment=first … last, …)`` under its controls. Without a kernel, only ``still`` is
+    shown.
 
     ``draw`` is called once per combination of values, with the moment as the keyword that ``label`` names.
-    ``interval``: milliseconds per picture. It must be longer than drawing takes, which is at most 100.
+    ``interval``: milliseconds per picture. It must be longer than drawing takes, and drawing should take at
+    most 100.
     """
     # the film comes first, because a page with room for few pictures keeps only the first control
     others = {name: control for name, control in controls.items() if name != label}

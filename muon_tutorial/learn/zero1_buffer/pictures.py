@@ -60,7 +60,7 @@ def _scale(plan: Plan) -> float:
 
 
 def _draw_rulers(axes: Axes, plan: Plan, top: float, lit: str = "") -> None:
-    """The rulers, with their upper edge at ``top``; the matrix ``lit`` is framed."""
+    """The rulers, with their upper edge at ``top``. The matrix ``lit`` is framed."""
     for name, down in _ROWS.items():
         write(axes, 12, top + down + _HIGH / 2, name, weight="bold")
     for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
@@ -149,7 +149,7 @@ def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
 
 
 def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
-    """A matrix's entries in the colours of the ranks that keep them; one entry is highlighted."""
+    """A matrix's entries in the colours of the ranks that keep them. One entry is highlighted."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == found.matrix)
     rows, columns = meta.shape
     side = min(20.0, 190 / rows, 260 / columns)
@@ -209,7 +209,7 @@ def draw_straddling(plan: Plan) -> Picture:
 
 
 def draw_cuts(dp: int, tp: int) -> Picture:
-    """The matrices in the colours of their keepers, once with a bucket for each, and once in one list."""
+    """The matrices in the colours of their keepers: first with a bucket for each matrix, then in one list."""
     figure, axes = blank(_WIDTH, 204)
     said = []
     for row, cut in enumerate(CUTS):

@@ -27,13 +27,13 @@ LocalRange = Callable[[Interval, int, int], Interval]
 
 
 def plan_of(dp: int, tp: int, bucket: int, gather: Gather = "all", cut: Cut = "bucket") -> Plan:
-    """The plan of the seven matrices; a bucket holds at most ``bucket`` entries, or one larger matrix."""
+    """The plan of the seven matrices. A bucket holds at most ``bucket`` entries, or one larger matrix."""
     matrices = [Matrix(i, name, shape, (("tp", Shard(0)),)) for i, (name, shape) in enumerate(SHAPES.items())]
     return zero1(matrices, Grid.of(dp=dp, tp=tp), cut=cut, round_bytes=bucket * ITEM, gather=gather)
 
 
 def starts_of(plan: Plan) -> list[int]:
-    """Where each bucket begins if all lie one after the other."""
+    """Where each bucket begins if all buckets lie one after the other."""
     lengths = [length_of(plan, bucket) for bucket in plan.buckets]
     return [sum(lengths[:number]) for number in range(len(lengths))]
 
@@ -67,7 +67,7 @@ class EntryPlace:
 
 
 def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
-    """Where an entry lies; if tp cuts the matrix, it is an entry of the piece at tp place 0."""
+    """Where an entry lies. If tp cuts the matrix, the entry is one of the piece at tp place 0."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
     entry = row * meta.shape[1] + column
     in_bucket = meta.global_range[0] + entry
@@ -110,7 +110,7 @@ def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
 
 
 def kept_of(plan: Plan, name: str) -> dict[int, int]:
-    """How many entries of a matrix each rank keeps; as in the rulers, only ranks at tp position 0."""
+    """How many entries of a matrix each rank keeps. As in the rulers, only ranks at tp position 0 count."""
     found = {}
     for rank in plan.grid.at(0).group("dp"):
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(rank)) if meta.name == name)

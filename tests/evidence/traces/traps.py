@@ -1,4 +1,4 @@
-"""Small traces, made by hand, one for each way to misread a trace; Chrome's JSON as plain data.
+"""Small traces made by hand, one for each way to misread a trace. They are Chrome's JSON as plain data.
 
 Times are in microseconds, as the format requires. ``profiler_trace.parse_trace`` reads them.
 """

@@ -23,7 +23,7 @@ WRAPPERS = {"module", "_orig_mod", "_forward_module", "model", "_checkpoint_wrap
 
 
 class Watch:
-    """Notes of the outermost optimizer's steps; the file is rewritten after each."""
+    """Notes about the outermost optimizer's steps. The file is rewritten after each step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

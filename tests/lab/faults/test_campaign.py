@@ -1,4 +1,4 @@
-"""A sample of the campaign: the draw, and some kinds' correct outcomes; all kinds under ``exhaustive``."""
+"""A sample of the campaign: the draw of cases, and some kinds' outcomes. ``exhaustive`` has all kinds."""
 
 from __future__ import annotations
 
