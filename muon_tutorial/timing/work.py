@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..evidence.memory import CountingMode, PeakMemory, tensors_in
 from .machine import Machine
+from .tapes import Tape
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
@@ -30,7 +31,8 @@ class Work(CountingMode):
     """Adds up the seconds of the operations that run while it is entered.
 
     ``product``: those of matrix products; ``copy``: those of everything else. Checks that look at values
-    do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors.
+    do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors,
+    and ``tape`` notes the bytes that operations read and write.
 
     A core also pays ``machine.operation`` for each operation. A GPU gets an operation while it executes
     another one, so it pays only the part beyond the execution, and nothing for a view or a mark.
@@ -38,6 +40,7 @@ class Work(CountingMode):
 
     machine: Machine
     memory: PeakMemory | None = None
+    tape: Tape | None = None
     product: float = 0.0
     copy: float = 0.0
     operations: int = 0
@@ -69,9 +72,14 @@ class Work(CountingMode):
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
+            if self.tape is not None:
+                self.tape.note(object())  # unlike any other step: such a walk is not retold
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
-            executes = self.machine.copy_seconds(sum(x.nbytes for x in tensors_in(*read, kwargs, result)))
+            moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
+            executes = self.machine.copy_seconds(moved)
+            if self.tape is not None:
+                self.tape.note("copy", moved)
             self.copy += executes
         starts = self.machine.operation
         self.copy += max(0.0, starts - executes) if self.machine.cores is None else starts
