@@ -128,6 +128,8 @@ def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     if kind.product is not None and "dtype" not in kwargs:
         left, right = args[kind.product], args[kind.product + 1]
         return left.new_empty((*left.shape[:-1], right.shape[-1]))
+    if kind.name == "_to_copy" and kwargs.keys() == {"dtype"} and _is_row_major(first):
+        return first.new_empty(first.shape, dtype=kwargs["dtype"])
     if kwargs:
         return func(*args, **kwargs)
     if kind.name == "aminmax":
