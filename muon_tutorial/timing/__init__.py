@@ -8,8 +8,9 @@ holds.
 ``work`` adds up what a walk computes. ``timed_world`` walks the package's own step for all ranks without
 data, and keeps a clock for each.
 
-``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind, and
-``clocks`` keeps a clock for each rank that differs. ``recommend`` compares strategies and chooses one.
+``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind
+(``tapes`` gives the walks that differ from others in sizes alone), and ``clocks`` keeps a clock for each rank
+that differs. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``
 defines the steps for which both are made.

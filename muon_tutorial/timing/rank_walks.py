@@ -33,6 +33,7 @@ from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
+from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
 from .timed_world import traffic_of, travels
 from .work import Work
 
@@ -174,6 +175,7 @@ class RankWalks:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
+    _lines: dict[Hashable, Lines] = field(default_factory=dict)
 
     def rounds(self, plan: Plan) -> WalkedPlan:
         """The buckets of every round of a plan, with one rank of each kind walked."""
@@ -202,12 +204,12 @@ class RankWalks:
             self._known[key] = self.trace(step_over_ones(plan, at, META).agree(), at), ()
         return self._known[key][0]
 
-    def trace(self, walk: Walk, at: Coordinate) -> Trace:
+    def trace(self, walk: Walk, at: Coordinate, tape: Tape | None = None) -> Trace:
         """Walk one rank to its end, as if the other ranks always arrived when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
-        memory, share = PeakMemory(), self._share
-        with torch.no_grad(), Work(self.machine, memory) as work, ExitStack() as stack:
+        memory, share = PeakMemory() if tape is None else NotedMemory(tape), self._share
+        with torch.no_grad(), Work(self.machine, memory, tape) as work, ExitStack() as stack:
             token = AROUND.set(partial(self._iterate_once, memory, work))
             stack.callback(AROUND.reset, token)
             while True:
@@ -218,6 +220,8 @@ class RankWalks:
                 answer = None
                 product, copy = (seconds / share for seconds in work.take())
                 now, peak = memory.now, memory.lap()
+                if tape is not None:
+                    tape.note_turn(request)
                 if isinstance(request, Collective):
                     asked = self._priced(request, at)
                     turns.append(WalkedTurn(product, copy + asked.copy, now, peak, asked, request.root))
@@ -239,6 +243,8 @@ class RankWalks:
         """Run Newton–Schulz. If the shape was iterated before, only charge its known seconds and bytes."""
         key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
         peak, product, copy = memory.peak, work.product, work.copy
+        if work.tape is not None:
+            work.tape.pauses = True
         if (known := self._iterations.get(key)) is None:
             memory.peak = before = memory.now
             update = iterate()
@@ -249,7 +255,37 @@ class RankWalks:
             memory.peak = memory.now - update.nbytes + known.peak
         memory.peak = max(peak, memory.peak)
         work.product, work.copy = product + known.product, copy + known.copy
+        if work.tape is not None:
+            work.tape.pauses = False
+            work.tape.note(Iterated(known.product, known.copy, known.peak, update.nbytes))
         return update
+
+    def _retold(self, tape: Tape, at: Coordinate) -> Trace:
+        """The trace of the walk that is on a tape: the same sums, in the same order."""
+        turns: list[WalkedTurn] = []
+        product = copy = 0.0
+        now, peak, sizes, share = 0, 0, iter(tape.sizes), self._share
+        for step in tape.steps:
+            if step == "copy":
+                executes = self.machine.copy_seconds(next(sizes))
+                copy += executes
+                copy += max(0.0, self.machine.operation - executes)
+            elif step == "hold":
+                now += next(sizes)
+                peak = max(peak, now)
+            elif isinstance(step, Iterated):
+                product, copy = product + step.product, copy + step.copy
+                peak, now = max(peak, now + step.peak), now + step.nbytes
+            else:
+                asked, more, root = None, 0.0, None
+                if isinstance(step, Asked):
+                    request = step.request(sizes, tape.places, at.size(*step.axes))
+                    asked, root = self._priced(request, at), request.root
+                    more = asked.copy
+                times = product / share, copy / share + more
+                turns.append(WalkedTurn(*times, now, peak, asked, root, step is Abreast))
+                product, copy, peak = 0.0, 0.0, now
+        return tuple(turns)
 
     @property
     def _share(self) -> float:
@@ -357,18 +393,35 @@ class RankWalks:
         for sign, first in zip(found.tolist(), kept.reshape(-1)[firsts].tolist(), strict=True):
             key = look, sign
             if key not in self._known:
-                self._known[key] = self._walk(plan, bucket, at.peer(first, *bucket.axes)), tuple(places)
+                there = at.peer(first, *bucket.axes)
+                self._known[key] = self._walk(plan, bucket, there, slices), tuple(places)
             trace, seen = self._known[key]
             traces.append(trace)
         return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
-    def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
-        """One rank's step of one bucket. Memory that it keeps for the next step is counted from the start."""
+    def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
+        """One rank's step of one bucket. Memory that it keeps for the next step is counted from the start.
+
+        If the bucket is one matrix cut into slices, three ranks are walked for each matrix of this shape and
+        each place among as many slices. For further ones, ``tapes`` gives all sizes.
+        """
+        tape = lines = None
+        if self.machine.cores is None and len(bucket.entries) == 1 and 1 < len(slices) < at.size("dp"):
+            [entry], [first, *others] = bucket.entries, slices.values()
+            tape = Tape(first, [*slices])
+            place = tape.places.index(at["dp"]) if at["dp"] in slices else None
+            works = entry.workers.start - tape.places[0], len(entry.workers)
+            alike = at.grid, _class_of(entry), works, _travels_of(bucket), place
+            lines = self._lines.setdefault((*alike, len(others), *others[:-1]), Lines())
+            if (sizes := lines.sizes(first)) is not None:
+                return self._retold(Tape(first, tape.places, lines.tapes[0].steps, sizes), at)
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
         if any(entry.gram and bucket.works_on(entry, at) for entry in bucket.entries):
             self.trace(step_bucket(step.buckets[0], step.present), at)
-        trace = self.trace(step_bucket(step.buckets[0], step.present), at)
+        trace = self.trace(step_bucket(step.buckets[0], step.present), at, tape)
+        if lines is not None and tape is not None:
+            lines.add(tape)
         kept = step.buckets[0].workspace.nbytes()
         return tuple(replace(turn, peak=turn.peak + kept) for turn in trace) if kept else trace
 

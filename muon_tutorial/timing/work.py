@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..evidence.memory import CountingMode, PeakMemory, tensors_in
 from .machine import Machine
+from .tapes import Tape
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
@@ -31,7 +32,7 @@ class Work(CountingMode):
 
     ``product`` sums the seconds of matrix products, ``copy`` the seconds of everything else. Checks that look
     at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of
-    new tensors.
+    new tensors, and ``tape`` notes the bytes that operations read and write.
 
     On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
     the GPU still executes an earlier one. So ``machine.operation`` counts only as far as it is longer than
@@ -40,6 +41,7 @@ class Work(CountingMode):
 
     machine: Machine
     memory: PeakMemory | None = None
+    tape: Tape | None = None
     product: float = 0.0
     copy: float = 0.0
     operations: int = 0
@@ -71,9 +73,14 @@ class Work(CountingMode):
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
+            if self.tape is not None:
+                self.tape.note(object())  # unlike any other step: such a walk is not retold
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
-            executes = self.machine.copy_seconds(sum(x.nbytes for x in tensors_in(*read, kwargs, result)))
+            moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
+            executes = self.machine.copy_seconds(moved)
+            if self.tape is not None:
+                self.tape.note("copy", moved)
             self.copy += executes
         starts = self.machine.operation
         self.copy += max(0.0, starts - executes) if self.machine.cores is None else starts
@@ -122,6 +129,8 @@ def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     if kind.product is not None and "dtype" not in kwargs:
         left, right = args[kind.product], args[kind.product + 1]
         return left.new_empty((*left.shape[:-1], right.shape[-1]))
+    if kind.name == "_to_copy" and kwargs.keys() == {"dtype"} and _is_row_major(first):
+        return first.new_empty(first.shape, dtype=kwargs["dtype"])
     if kwargs:
         return func(*args, **kwargs)
     if kind.name == "aminmax":

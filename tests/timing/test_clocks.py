@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
+
 import numpy as np
 import pytest
 import torch
 
-from muon_tutorial import Grid, Matrix, Shard
+from muon_tutorial import Coordinate, Grid, Matrix, Shard
+from muon_tutorial.engine.collective import Label
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.rank_walks import RankWalks
+from muon_tutorial.timing.rank_walks import RankWalks, Trace
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
+from muon_tutorial.timing.tapes import Lines, Tape
 from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from ..exhaustive import left_out
@@ -100,6 +104,42 @@ def test_ranks_that_share_a_clock_would_have_had_the_same(
     for watched in (0, 5, 11):
         speeds = Speed(), Speed(0.5)
         assert run_clocks(shared, speeds, window, watched) == run_clocks(single, speeds, window, watched)
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero1 boundary"])
+def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices cut matrices of five shapes at other places each time; most ranks are read off three others."""
+    sizes = {"dp": 53, "tp": 2}
+    plan = STRATEGIES[name](matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
+    told: list[Coordinate] = []
+    retold = RankWalks._retold
+
+    def noted(walks: RankWalks, tape: Tape, at: Coordinate) -> Trace:
+        told.append(at)
+        return retold(walks, tape, at)
+
+    def turns() -> list[object]:
+        """All turns of all ranks; which bucket a request serves does not matter."""
+        buckets = [one for its in RankWalks(H100, 7).rounds(plan).rounds for one in its]
+        found = [turn for one in buckets for trace in one.traces for turn in trace]
+        asked = [it and replace(it, label=Label(it.label.phase)) for it in (turn.asked for turn in found)]
+        return [*(replace(turn, asked=None) for turn in found), *(it and astuple(it) for it in asked)]
+
+    monkeypatch.setattr(RankWalks, "_retold", noted)
+    quick = turns()
+    assert len(told) > 5
+    monkeypatch.setattr(Lines, "sizes", lambda lines, first: None)
+    assert turns() == quick
+
+
+def test_sizes_are_read_off_lines_only_if_a_third_walk_lies_on_them() -> None:
+    for third, expected in (((9, 24), [11, 30]), ((9, 25), None)):
+        lines = Lines()
+        for first, its in ((1, (3, 6)), (3, (5, 12)), (7, third)):
+            lines.add(Tape(first, [0, 1], ["hold", "copy"], [*its]))
+        assert lines.sizes(9) == expected
 
 
 SMALL = (
