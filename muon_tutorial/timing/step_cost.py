@@ -42,7 +42,7 @@ from ..plan.strategies import (
 )
 from .clocks import Speed, run_alone, run_clocks
 from .machine import Machine
-from .rank_walks import RankWalks, Trace
+from .rank_walks import PricedRequest, RankWalks, Trace
 
 ROUND_LIMIT = "round_bytes"
 """The name of the strategies' option that limits a round's bytes."""
@@ -133,6 +133,7 @@ class StepEstimate:
     between: int = 0
     fsdp: int = 0
     master: int = 0
+    flights: tuple[tuple[PricedRequest, int], ...] = field(default=(), repr=False)
     at_factor: tuple[Callable[[float], float], ...] = field(default=(), repr=False)
 
     @property
@@ -238,10 +239,11 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 
 
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
-    """A rank's bytes by phase, and its bytes that leave the node.
+    """A rank's bytes by phase, its bytes that leave the node, and how often it makes each request.
 
     Each trace comes with the number of times that it is walked, and with the ``roots`` of its bucket.
     """
+    flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()
     between = 0
     for trace, times, roots in walked:
@@ -252,9 +254,10 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
             if asked.passed and turn.root is not None:
                 root = roots.get(turn.root, turn.root)
                 sent = asked.sends(at.position(*asked.axes), at.size(*asked.axes), root)
+            flights[asked] += times
             phases[asked.label.phase] += times * sent
             between += times * asked.between if sent else 0
-    return {"phases": dict(phases), "between": between}
+    return {"phases": dict(phases), "between": between, "flights": tuple(flights.items())}
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
@@ -421,5 +424,6 @@ def together(parts: Sequence[StepEstimate]) -> StepEstimate:
         peak=max(one.peak for one in parts),
         fsdp=max(one.fsdp for one in parts),
         phases=dict(sum((Counter(one.phases) for one in parts), Counter())),
+        flights=tuple(flight for one in parts for flight in one.flights),
         at_factor=tuple(each for one in parts for each in one.at_factor),
     )
