@@ -212,8 +212,7 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# On which link does overlap save the largest part of a step, and from which window on does it save nothing more? What
-# about a bare loopback (a machine's connection to itself), with one core for both ranks?
+# On which link does overlap save the largest part of a step, and from which window on does it save nothing more?
 
 # %%
 lesson.explore_windows(live=widgets)

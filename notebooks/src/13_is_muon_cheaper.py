@@ -365,8 +365,7 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# `layerwise` sends matrices to one owner after another, and meanwhile other links are idle. If the links get 64 times
-# slower, with which strategy does Muon overtake AdamW?
+# If the links get 64 times slower, with which strategy does Muon overtake AdamW?
 #
 # *Easy · 2 minutes · required*
 

@@ -77,7 +77,8 @@ def test_clocked_steps_are_those_of_the_published_table() -> None:
         assert each.planned == round(row["ours"], 1)
     left_out = in_ms - {each.row for each in clocked.CLOCKED}
     assert all(re.search("one product|AdamW", rows[n - 1]["what"]) for n in left_out)
-    assert max(it.off for it in clocked.CLOCKED) == clocked.CLOCKED[-1].off
+    kernels = [it.off for it in clocked.CLOCKED if "Newton" in it.what]
+    assert (round(max(kernels), 1), round(max(it.off for it in clocked.CLOCKED), 1)) == (1.5, 4.3)
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:
