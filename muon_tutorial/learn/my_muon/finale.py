@@ -153,5 +153,5 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
 def say_yours(folder: Path | None = None) -> str:
     """How many lines of the completed file the reader wrote, in words."""
     mine = read_mine(folder).blocks
-    lines = lines_of(*(block.source for block in mine.values()))
-    return f"Of its {len(reference()[1])} functions {len(mine)} are yours, {lines} lines."
+    lines, whole = lines_of(*(block.source for block in mine.values())), lines_of(completed(mine))
+    return f"Of its {whole} lines {lines} are yours, in {len(mine)} of {len(reference()[1])} functions."
