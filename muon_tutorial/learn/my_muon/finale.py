@@ -15,7 +15,7 @@ from ...launching.launch import launch
 from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ..inputs import measure
 from . import training
-from .blocks import REFERENCE, reference
+from .blocks import REFERENCE, completed, reference
 from .keep import FILE, complete, lines_of, read_mine, say_whose
 from .on_ranks import PHASES, try_file
 from .training import RunRecord
