@@ -220,7 +220,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, in
 
 
 def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
-    """The same numbers and families as ``_decoder``, for GPT-2's layout and keys."""
+    """What ``_decoder`` returns, for GPT-2's layout and keys."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
@@ -279,7 +279,7 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
 
 
 def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
-    """Multi-head latent attention: projections down to a low rank, and up (arXiv 2405.04434, section 2.1)."""
+    """Multi-head latent attention, down to a low rank and up again (arXiv 2405.04434, section 2.1)."""
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     each = tuple(range(keys.size("num_hidden_layers")))
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
