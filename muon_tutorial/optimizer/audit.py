@@ -41,7 +41,7 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""How many elements to look at, besides one parameter of each kind. More take over 1 s on a slow CPU."""
+"""How many elements to look at, besides one parameter of each kind. More would take over 1 s on slow CPUs."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -62,9 +62,9 @@ class Finding:
 class AuditReport:
     """The findings of all ranks.
 
-    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``, or None if the
-    optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts the
-    matrices that were not looked at, or had no update to make.
+    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``. It is None if
+    the optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts
+    the matrices that were not looked at, or had no update to make.
     """
 
     findings: tuple[Finding, ...]
@@ -143,7 +143,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends: of a parameter that every rank holds whole, only its own micro-batches."""
+        """What this rank sends. For a parameter that every rank holds whole: only its own micro-batches."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
@@ -225,7 +225,7 @@ class Audit:
         for name, held in self._before.items():
             held.keep({"after": params[name]})
             held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
-            if "momentum" not in held.tensors and name in self._held:  # the state has none: compute it
+            if "momentum" not in held.tensors and name in self._held:  # without one in the state, compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -441,7 +441,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last, or the mean."""
+    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last one or the mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

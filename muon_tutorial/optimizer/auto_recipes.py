@@ -63,7 +63,7 @@ def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dic
     shapes = tuple(shapes)
     timed = tuple(shape for shape in shapes if all(shape) and device.type != "meta")
     found = source if isinstance(source, Calibration) else kept_calibration(source, device, timed)
-    choices = dict.fromkeys(shapes, STOCK)  # stays for empty shapes and on the meta device
+    choices = dict.fromkeys(shapes, STOCK)  # stock stays for empty shapes and on the meta device
     for shape in timed:
         times = found.find(*shape)
         if times is None:
@@ -83,7 +83,7 @@ def kept_calibration(
 ) -> Calibration:
     """Read this machine's calibration from a folder, measure the shapes that it lacks, and save it.
 
-    With ``again`` all shapes are measured. Within one process the result is cached.
+    With ``again`` all shapes are measured. A process caches the result.
     """
     machine = f"{describe_processor(device)}, timings {TIMINGS}"
     path = calibration_path(folder, machine)

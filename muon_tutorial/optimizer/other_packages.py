@@ -7,7 +7,7 @@ The formats were read from each package's published code:
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. It calls
-  AdamW's second moment ``variance``, and its step ``step_dev`` (before August 2026, the group's ``step``).
+AdamW's second moment ``variance``, and AdamW's step ``step_dev`` (before August 2026, the group's ``step``).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
 - ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
   parameters.
@@ -33,7 +33,7 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A package's keys for the momentum and for AdamW's moments and step; whether the momentum is a sum."""
+    """A package's keys for the momentum, AdamW's moments and step. ``is_sum``: the momentum is a sum."""
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"
@@ -50,7 +50,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """The names of parameters that got a momentum, that got AdamW's moments, and that start from zero."""
+    """Three lists of parameter names: got a momentum, got AdamW's moments, start from zero."""
 
     package: str
     momenta: tuple[str, ...]
@@ -99,9 +99,9 @@ def momentum_for(
 ) -> dict[str, Any]:
     """Return this optimizer's momentum and moments in the format of another package's ``state_dict()``.
 
-    ``names`` lists the parameters in the other optimizer's order; by default, in this one's. Put the result
-    into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``.
-    DTensors become whole tensors, so all ranks of their meshes must call this.
+    ``names`` lists the parameters in the other optimizer's order. By default, it is this optimizer's order.
+    Put the result into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(),
+    **momentum_for(…)}``. DTensors become whole tensors, so all ranks of their meshes must call this.
 
     Raises:
         UsageError: each rank has only a slice of a momentum. Load the checkpoint in one process first.

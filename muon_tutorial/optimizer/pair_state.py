@@ -76,7 +76,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Allow only a write of the same groups, which DeepSpeed does."""
+        """Allow only to write the same groups again, as DeepSpeed does."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

@@ -137,7 +137,7 @@ class RankRecorder:
             "rank": self.rank,
             "begin": self._stamps[SPAN],
             "end": end,
-            "ahead": min(late),  # the least, because opening a label adds some time
+            "ahead": min(late),  # the least difference, because opening a label adds some time
             "others": self.others,
             "flights": [{**asdict(one), "done": _done(moments, end)} for one, moments in self._flights],
         }
@@ -145,7 +145,7 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """When a request was done, according to the backend; if it did not say, when the rank continued."""
+    """When the backend was done with a request. If it did not report that, when the rank continued."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
@@ -196,7 +196,7 @@ def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: An
 
 
 def _without_profiler(rank: int, line: str) -> None:
-    """Show a rank's line, except the profiler's notices that it starts or stops."""
+    """Show a rank's line. The profiler's notices of its start and stop are left out."""
     if not line.startswith("USDT:"):
         print_line(rank, line)
 
@@ -243,7 +243,7 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
 def _unasked(
     trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
 ) -> Iterator[Flight]:
-    """Flights of collectives that begin outside our flights: they were not requested from our worlds.
+    """Flights of collectives that begin outside our flights, because they were not requested from our worlds.
 
     A flight begins with the call that requested the collective.
     """
@@ -260,7 +260,7 @@ def _unasked(
 
 
 def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
-    """Flights sorted and numbered in the order of request, which is the same on all members of a group."""
+    """Sort and number flights in the order of requests, which is the same on all members of a group."""
     turns: Counter[tuple[int, ...]] = Counter()
     numbered = []
     for flight in sorted(flights, key=lambda flight: flight.issued):
