@@ -1,4 +1,4 @@
-"""Decays a matrix or a part of it, and steps against an update. A part gets the same bits as in the whole.
+"""Decays a matrix or a part of it, and steps against an update. Parts get the bits of the whole matrix.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
 use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,

@@ -38,10 +38,10 @@ class HelperFunctions:
         return known
 
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-        """Assign each parameter to one of the ranks that hold it, so that these have about equal work.
+        """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        from an earlier mesh counts only if all ranks of this mesh were on the earlier one and know of it.
+        from an earlier mesh counts only if all ranks of this mesh were on the earlier one.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""``CheckpointManager``: a folder of checkpoints by step; it keeps the newest.
+"""``CheckpointManager``: saves checkpoints by step into a folder, and keeps the newest ones.
 
 ``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
 newest, and is written after the checkpoint that it names. This module decides where to save and which
@@ -48,8 +48,8 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep: the one saved last, and the newest ones before it. Anything else
-            in the folder stays, such as a checkpoint that is being copied there.
+        keep: how many checkpoints to keep. They are the one saved last and the newest ones before it.
+            Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -144,7 +144,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files, but no flipped bits; ``load`` notices those, too.
+        This notices missing and truncated files, but no flipped bits. ``load`` also notices flipped bits.
         """
         return next(filter(self._is_complete, self._newest_first()), None)
 
@@ -232,12 +232,13 @@ class CheckpointManager:
 class PendingSave:
     """A save that runs in a thread, or is done.
 
-    If it fails, the first call that waits for it raises the error: this object's ``wait()``, or the manager's
-    next ``save()``, ``load()`` or ``wait()``. Otherwise it is printed when the process ends.
+    If the save fails, the first call that waits for it raises the error: this object's ``wait()``, or the
+    manager's next ``save()``, ``load()`` or ``wait()``. Without such a call, the error is printed when the
+    process ends.
     """
 
     def __init__(self, saved: Future[None] | None) -> None:
-        self._saved = [saved] if saved is not None else []  # empty once it has been waited for
+        self._saved = [saved] if saved is not None else []  # empty after the first wait
         weakref.finalize(self, _complain, self._saved)
 
     @property

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class GradientHooks:
     """The hooks on the parameters of an optimizer and its companions. They are removed with this object.
 
-    ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends those of the current
-    step. It uses the world that ``apart`` contains once ranks have agreed on the plan.
+    ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends the current step's
+    gradients. Once ranks have agreed on the plan, ``apart`` contains the world that ``reduction`` uses.
     """
 
     overlap: bool = False

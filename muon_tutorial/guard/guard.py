@@ -68,10 +68,10 @@ class Guard:
     ``companions`` are the optimizers that step with this one, such as AdamW. ``unstepped`` are names and
     parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last averaged
     with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer is
-    made. ``number`` counts the Muons on a mesh, to tell them apart. ``skipped_gradients`` counts the
-    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check,
-    and ``described`` the texts to compare that were made from them. ``compares_gradients`` is whether the
-    next step must compare gradients again; see ``compare_gradients``.
+    made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the ``zero_grad()`` calls
+    that dropped unused gradients. ``said`` are the groups' settings at the last check, and ``described`` the
+    texts to compare that were made from them. ``compares_gradients`` is whether the next step must compare
+    gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -147,14 +147,14 @@ class Guard:
                 yield from mesh.step.agree(fingerprint)
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
-            still = () if self.is_compared else self.unstepped  # no step changes these, so compare them once
+            still = () if self.is_compared else self.unstepped  # no step changes ``unstepped``
             self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
             self.is_compared = True
         elif self.compares_gradients:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # a process group may exist by now, whose other ranks chose other recipes
+            if self.steps.alone:  # a new process group may have ranks with other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
@@ -172,7 +172,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # all ranks do this, so the next step compares replicas again
+            self.is_compared = False  # all ranks come here, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -218,7 +218,7 @@ class Guard:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # all ranks raise it
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # step() sends them again, and raises
+                self.gradients_changed()  # ``step()`` sends them again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
@@ -393,7 +393,8 @@ class Guard:
         gradients must be unscaled here.
 
         Raises:
-            GradientError: only some ranks found infinity, or may have, because ``unscale_`` was not called.
+            GradientError: only some ranks found infinity, or ``unscale_`` was not called, so ranks cannot
+            skip together.
         """
         found_inf = getattr(scaled, "found_inf", None)
         if found_inf is None:
@@ -466,7 +467,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """Return the ``others`` that are not among ``some``, each once."""
+    """Return the ``others`` that are not among ``some``, without duplicates."""
     known = {id(param) for param in some}
     return [param for key, param in {id(param): param for param in others}.items() if key not in known]
 

@@ -113,7 +113,7 @@ class ForkServer:
         with self._burying:
             if self._last_error_line is None:
                 self._child.kill()
-                _, errors = self._child.communicate()  # only once: it closes the pipe
+                _, errors = self._child.communicate()  # only once, because this closes the pipe
                 lines = errors.decode(errors="replace").split("\n")
                 said = (line for line in reversed(lines) if line.strip())
                 self._last_error_line = next(said, f"exit code {self._child.returncode}")
@@ -159,11 +159,11 @@ class ForkedRanks:
         try:
             self._line = self._server.ask_for(ends, files)
         except ConnectionError:
-            self._server.last_error_line()  # ends it, so that ``warm_server`` starts a new one
+            self._server.last_error_line()  # this ends the server, so ``warm_server`` starts a new one
             self._server = warm_server()
             self._line = self._server.ask_for(ends, files)
         self._server.wake()
-        self.waitables = [self._line]  # these become readable when there is news
+        self.waitables = [self._line]  # these sockets become readable when there is news
 
     def news(self) -> list[ProcessState]:
         """Return what the server has reported since the last call."""

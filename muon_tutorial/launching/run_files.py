@@ -37,7 +37,7 @@ class RunFiles:
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
-        """Close or remove the files. The launching process calls it, or a rank if that process has ended."""
+        """Close or remove the files. The launching process calls this. If it has ended, a rank calls this."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if not self.descriptors:
@@ -46,7 +46,7 @@ class RunFiles:
 
 @contextlib.contextmanager
 def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
-    """Make the files of one launch, with the spec written and every phase empty; remove them on exit.
+    """Make the files of one launch, write the spec, and leave phases empty; remove the files on exit.
 
     Raises:
         LaunchError: this is Linux without /proc, through which ranks open the files.

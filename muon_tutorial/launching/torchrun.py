@@ -36,8 +36,8 @@ from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
-# rank fail first. The first number is for a connection that is gone, because that rank may still be ending;
-# the second for a rank that did not come.
+# rank fail first. The first number is for a connection that is gone, because that rank may still be ending.
+# The second is for a rank that did not come.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -51,7 +51,7 @@ _has_missed_rank = False
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """This rank under torchrun. ``peers``: the other ranks, or none if some are on other machines."""
+    """This rank under torchrun. ``peers``: the other ranks; empty if some of them are on other machines."""
 
     rank: int
     world_size: int
@@ -73,7 +73,7 @@ class TorchrunEnvironment:
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return a line with both ranks, torch's message, and the phase and line of code of this rank."""
+        """Return a line with both ranks, torch's message, and this rank's phase and line of code."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
@@ -122,7 +122,7 @@ def restarted_by_torchrun() -> bool:
 
 
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvironment:
-    """Initialise the default group from torchrun's environment; must be called by all its ranks.
+    """Initialise the default group from torchrun's environment. All ranks of torchrun must call this.
 
     `timeout` is in seconds; groups made later have it, too. With ``"nccl"`` every local rank takes the GPU
     with its number. If all ranks are on one machine, they listen only on loopback, and restarts work
@@ -178,7 +178,7 @@ def leave_torchrun() -> None:
 
     Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if they are destroyed
     then: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
-    Gloo would wait for it for the whole timeout again, so the process ends here, with exit code 1.
+    Gloo would wait another whole timeout for it. So the process ends here, with exit code 1.
     """
     if _has_missed_rank:
         flush_output()
@@ -238,7 +238,7 @@ def _check_agent_listens() -> None:
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # the agent may still come: leave it to torch, which tries for longer
+        return  # the agent may still come, and torch tries for longer
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

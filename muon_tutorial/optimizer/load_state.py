@@ -47,7 +47,8 @@ def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
     If both sides have the same names, parameters are matched by name. If names differ, for example by a
     prefix, they are matched by position.
 
-    Raises: UsageError: some names match, at other positions, and others are missing.
+    Raises:
+        UsageError: some names match at other positions, and others are missing.
     """
     groups = state_dict["param_groups"]
     if len(groups) != len(optimizer.param_groups):

@@ -82,7 +82,7 @@ class Muon(torch.optim.Optimizer):
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: after this many steps, ranks compare hashes of their copies of parameters and state,
-        over every axis of the mesh. None means that only the first step does so.
+            over every axis of the mesh. None means that only the first step does so.
         guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
             ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
         overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them.

@@ -7,7 +7,7 @@ The formats were read from each package's published code:
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. It calls
-AdamW's second moment ``variance``, and AdamW's step ``step_dev`` (before August 2026, the group's ``step``).
+  AdamW's second moment ``variance``, and its step ``step_dev`` (before August 2026, the group's ``step``).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
 - ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
   parameters.
@@ -50,7 +50,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """Three lists of parameter names: got a momentum, got AdamW's moments, start from zero."""
+    """Names of the parameters that got a momentum, that got AdamW's moments, and that got neither."""
 
     package: str
     momenta: tuple[str, ...]

@@ -124,10 +124,10 @@ def split_parameters(
 
     Args:
         exclude: patterns of more parameters for AdamW. They are shell patterns. Names match with or without
-        wrappers.
+            wrappers.
         experts: which optimizer steps three-dimensional experts. None means ``"adamw"``, with a warning if
-        these experts are more than half of the model. Experts that are modules of their own are hidden
-        matrices.
+            these experts are more than half of the model. Experts that are modules of their own are hidden
+            matrices.
         fused: whether the matrices in one weight, such as q, k and v or gate and up, are orthogonalized
             separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.

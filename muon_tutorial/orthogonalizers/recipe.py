@@ -26,7 +26,7 @@ MARGIN = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A way to orthogonalize: coefficients, one polynomial per step, and how the steps are computed.
+    """A way to orthogonalize: one polynomial per step (its coefficients), and how steps are computed.
 
     ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` iterates on the small matrix XXᵀ and multiplies
     the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and

@@ -132,7 +132,7 @@ class SlicedBuffer(Layout):
 
     def _slice(self, at: Coordinate) -> Box:
         place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # cached, for thousands of slices
+        if self.sizes is not None and self.owner is None:  # starts are cached: there may be thousands
             return Box((self._starts[place],), (self.sizes[place],))
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 

@@ -227,7 +227,8 @@ class Hop:
     def inverse(self) -> Hop:
         """The hop back.
 
-        Raises: OneWayError: the hop is a reduce_scatter or a reduce. A sum cannot be split into its summands.
+        Raises:
+            OneWayError: the hop is a reduce_scatter or a reduce. A sum cannot be split into its summands.
         """
         if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
             done, back = "reduce", "a broadcast"

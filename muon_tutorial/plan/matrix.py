@@ -61,7 +61,7 @@ def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
 
 
 Index = tuple[slice | Tensor, ...]
-"""An index into a tensor. It numbers lines that alternate with others; everything else it slices."""
+"""An index into a tensor: numbers for lines that alternate with others, slices for everything else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ def zero1(
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
-        are mixed in the list, so that few matrices lie on several ranks, and all slices have about equal
-        work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
+            are mixed in the list, so that few matrices lie on several ranks, and all slices have about equal
+            work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part.
         round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
@@ -345,7 +345,7 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """Write a plan as lines that must be the same on all ranks: one for each bucket, then for each matrix."""
+    """Write a plan as lines that must be the same on all ranks: for the plan, each bucket and each matrix."""
     routes = [_routes_text(bucket) for bucket in plan.buckets]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "

@@ -1,7 +1,7 @@
 """The core: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
 
 The functions here are generators that yield requests for collectives. A world runs them and answers the
-requests. It may be real processes, all ranks in one process, or one rank without data.
+requests. A world may be real processes, all ranks in one process, or one rank without data.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """A hash of this rank's tp group; on the group's last rank, minus the sum of the others' numbers."""
+        """This rank's ``OwnGradients.torn``: one hash for a tp group; its last rank has minus their sum."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))

@@ -87,7 +87,7 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
     handles: list[Any] = []
     for index, param in enumerate(params):
         if param.is_leaf and (param.is_floating_point() or param.is_complex()):
-            trains = param.requires_grad  # must be true when the hook is registered, but not afterwards
+            trains = param.requires_grad  # a hook can be registered only while this is True
             try:
                 param.requires_grad_(True)
                 handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))

@@ -33,9 +33,9 @@ REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIG
 class Saving:
     """Where a run saves, how often (in steps), and from which step it resumes.
 
-    Without ``every`` the run saves only when asked to. ``begin`` is None for a new run. ``acts`` says what
-    each signal asks for. At ``until``, in monotonic seconds of rank 0, the run stops. ``run`` is the run's
-    name; None if its settings hold none.
+    Without ``every`` the run saves only if a signal or a file asks for it. ``begin`` is None for a new run.
+    ``acts`` says what each signal asks for. The run stops at ``until``, in monotonic seconds of rank 0.
+    ``run`` is the run's name; None if its settings hold none.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun:
-    """The result of a run that was asked to stop: after which step, where it saved, and the reason."""
+    """The result of a run that was asked to stop: its last step, where it saved, and the reason."""
 
     step: int
     checkpoints: Path
@@ -104,7 +104,7 @@ class Saver:
         return extra["run"]
 
     def due(self, done: int, steps: int) -> bool:
-        """Whether to save after ``done`` of ``steps`` steps."""
+        """Whether to save after ``done`` steps of a run of ``steps``."""
         return self.saving.every is not None and (done % self.saving.every == 0 or done == steps)
 
     def save(self, done: int, run: dict[str, Any], wait: bool = False) -> None:

@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; return the seconds of both and, if ``checked``, the check's verdict."""
+    """Ready the gradients and step. Return the seconds of both and, if ``checked``, the check's verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
@@ -233,7 +233,7 @@ def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
 
 
 def _on_any_rank(trainer: Trainer, asked: set[str]) -> list[str]:
-    """The reasons that any rank sees, in the order of ``REASONS``; the same on all ranks."""
+    """The reasons that any rank sees, in the order of ``REASONS``. All ranks get the same reasons."""
     counts = torch.tensor([float(reason in asked) for reason in REASONS], device=trainer.device)
     for axis in trainer.world.grid.axes:
         counts = sum_over(trainer.world, axis, counts, "stop?")

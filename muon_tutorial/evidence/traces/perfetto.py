@@ -20,7 +20,7 @@ ChromeEvent = dict[str, Any]
 STATE_TRACK = 1 << 30  # above any thread's number
 FLIGHT_TRACK = STATE_TRACK + 1
 ASIDE_TRACK = STATE_TRACK + (1 << 20)  # stays below 2^31 even if a thread's number is added
-SLACK = 1  # in nanoseconds, because Kineto rounds to three decimals of a microsecond
+SLACK = 1  # nanosecond; Kineto rounds to three decimals of a microsecond
 
 
 def merge_documents(
@@ -79,8 +79,7 @@ def _moved(
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
     """Yield the events. If two complete events of a thread cross, the later one moves to another track.
 
-    Gloo causes this: an event lasts as long as its collective, and its thread may begin others before it
-    ends.
+    Gloo's events cross: each lasts as long as its collective, and its thread may begin another meanwhile.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:
