@@ -5,11 +5,11 @@ tensor is saved at its full size, cut into the boxes that ranks held. A load may
 tool of that library can read it. The tensors are:
 
 - ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's name for it, without the
-prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
+  prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
 - ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
   parameter; zeros before its first step.
 - ``optimizer.NAME.exp_avg``, ``.exp_avg_sq``, ``.max_exp_avg_sq``, ``.step``: AdamW's state of each parameter
-that AdamW steps; nothing before its first step.
+  that AdamW steps; nothing before its first step.
 
 The files:
 

@@ -183,7 +183,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: its text, after its class if that is not ours. Of an OSError, cause and file."""
+    """An error in one line: an OSError's cause and file, another error's text. Foreign classes are named."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

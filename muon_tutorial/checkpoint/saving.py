@@ -47,16 +47,15 @@ def save_checkpoint(
 
     Args:
         extra: what rank 0 saves in addition, and ``load_checkpoint`` returns: numbers, text, tensors, and
-        dicts, lists and tuples of these. Examples: a step, a scheduler's ``state_dict()``, a generator's
-        state.
+            dicts, lists and tuples of these, such as a step or a scheduler's ``state_dict()``.
         rename: a function from the model's name of a parameter to the name under which it is saved. It is
             needed if ranks have different parameters with equal names (experts, pipeline stages).
         existing: what to do with a folder that is not empty. ``"refuse"`` it, or ``"replace"`` a checkpoint.
 
     Raises:
         CheckpointError: the folder is not empty or cannot be written, another process is saving to it, ranks
-        hold different values of something that should be the same, or a rank did not do its part within the
-        timeout of the default process group. Raised on all ranks.
+            hold different values of something that should be the same, or a rank did not do its part within
+            the timeout of the default process group. Raised on all ranks.
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")

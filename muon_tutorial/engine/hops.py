@@ -1,4 +1,4 @@
-"""Hops: a function for each change of placement along one axis, and one for a packed exchange over axes.
+"""Hops: a function for each change of placement along one axis, and one for an exchange over several axes.
 
 Each function is a generator that asks for at most one collective, or for one per slice if the slices of a
 flat buffer have different lengths. Every hop in ``_MOVES`` has its opposite there, except reduce_scatter and

@@ -20,7 +20,7 @@ class Pieces:
     """The boxes that this rank holds, by the index of their matrix. A box may be in several parts.
 
     ``take`` puts a box's parts together and removes them, so that their memory is free as soon as the box has
-    been used. You need not ``put`` empty boxes.
+    been used. Empty boxes may be missing.
     """
 
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Pieces:
     def take(self, held: BufferSlice) -> Tensor:
         """Remove and return a matrix's box, in its own shape."""
         shape = held.box.shape
-        if 0 in shape:  # nobody needs to ``put`` an empty box
+        if 0 in shape:  # empty boxes may be missing
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         parts = self._parts.pop(held.entry.matrix.index)
         _, first = parts[0]

@@ -132,7 +132,7 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to the parameter's device, and widen it to the parameter's dtype. Drop zeros.
+    """Move each momentum to the parameter's device, and widen it to the parameter's dtype; drop zeros.
 
     ``before`` describes the same parameters, in order, at the time when steps were last made.
 
@@ -150,7 +150,7 @@ def follow_changes(
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):  # made again for the new shape; this slice may be empty
+        if not has_moved(entry):  # momentum is made again; this slice may be empty
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}

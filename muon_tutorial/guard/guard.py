@@ -394,7 +394,7 @@ class Guard:
 
         Raises:
             GradientError: only some ranks found infinity, or ``unscale_`` was not called, so ranks cannot
-            skip together.
+                skip together.
         """
         found_inf = getattr(scaled, "found_inf", None)
         if found_inf is None:

@@ -2,8 +2,8 @@
 
     U₀ = A + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
-Every polynomial of A of degree 2 or 4 can be written this way, and so can some of degree 8: squares are
-completed. Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums
+By completing squares, every polynomial of A of degree 2 or 4 can be written this way, and so can some of
+degree 8. Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums
 would lose too many digits, so this is for float32.
 """
 

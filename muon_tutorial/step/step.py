@@ -148,7 +148,7 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """This rank's ``OwnGradients.torn``: one hash for a tp group; its last rank has minus their sum."""
+        """``OwnGradients.torn``: a hash of the tp group. Its last rank has minus the sum of the others."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))

@@ -96,7 +96,7 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of this launch's steps, without the first (it warms up) if there are others.
+        """Median seconds of this launch's steps. The first (a warm-up) does not count if there are others.
 
         It is None if no step was left to take.
         """

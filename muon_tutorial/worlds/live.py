@@ -348,7 +348,7 @@ def _call_backend(
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
         received = send  # the backend may overwrite it
-    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # all in place
+    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # all work in place
         received.copy_(send)
     match request.kind:
         case "all_gather":
