@@ -137,8 +137,8 @@ class CallbackStep:
     def _apply(self, index: int, update: Tensor) -> None:
         """Decay and step this rank's part.
 
-        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are
-        those of a step over the whole matrix.
+        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are the
+        same as in a step over the whole matrix.
         """
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
@@ -188,7 +188,7 @@ class CallbackStep:
         return Call(partial(self._ask, name, index, tensor, rank), Label(name, self.names[index]))
 
     def _ask(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Any:
-        """Call the user's function with its own copy of the state."""
+        """Call the user's function with a fresh copy of the state."""
         parameter = self.parameters[index]
         state = {
             **self.config.state,

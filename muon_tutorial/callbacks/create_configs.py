@@ -47,8 +47,8 @@ def create_processgroup_config(
 
     Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
     0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of
-    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own. A DTensor's placements say
-    how it is cut. The groups of its mesh dimensions must be among the given ones.
+    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own parameters. A DTensor's
+    placements say how it is cut. The groups of its mesh dimensions must be among the given ones.
 
     Parameters that are the same on all ranks of ``ep_pg``, such as a router, need another optimizer whose
     config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.

@@ -145,7 +145,7 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """The path of an old checkpoint that a saver renamed, if the saver died before it moved the new one."""
+    """The path of an old checkpoint whose saver renamed it, and died before it moved the new one."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -169,7 +169,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint: first rename it, so that a half-removed one is never taken for a complete one."""
+    """Remove a checkpoint. It is renamed first, so that no reader takes half of it for a checkpoint."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)

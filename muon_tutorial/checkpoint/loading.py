@@ -39,9 +39,9 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
 
-    Must be called by all ranks of the default process group, or in a single process without one. Once every
-    rank has read and checked everything, the model's parameters are overwritten in place, and the optimizer's
-    state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
+    Must be called by all ranks of the default process group, or in a single process without a group. Once
+    every rank has read and checked everything, the model's parameters are overwritten in place, and the
+    optimizer's state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
     from an untrusted source: nothing in them is executed.
 
     Args:
@@ -111,7 +111,7 @@ def load_found(
 
 
 def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """The first checkpoint in which no rank finds damage; if all are damaged, the first one."""
+    """The first checkpoint in which no rank finds damage. If all are damaged, it is the first checkpoint."""
     for path in paths if len(paths) > 1 else ():
 
         def look(path: Path = path) -> tuple[None, str | None]:

@@ -73,11 +73,11 @@ class CheckpointManager:
         rename: Rename | None = None,
         wait: bool = True,
     ) -> PendingSave:
-        """Save as the newest checkpoint, and remove those that are no longer kept.
+        """Save as the newest checkpoint, and remove checkpoints that are no longer kept.
 
         Must be called by all ranks of the default process group in their main threads, or in a single process
-        without one. A checkpoint of the same step is replaced. Checkpoints of later steps stay; they exist
-        if a run was resumed from an earlier step.
+        without a group. A checkpoint of the same step is replaced. Checkpoints of later steps stay; they
+        exist if a run was resumed from an earlier step.
 
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
@@ -185,7 +185,7 @@ class CheckpointManager:
         damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
-            CheckpointError: there is none; or as in ``load_checkpoint``. Nothing has changed.
+            CheckpointError: there is no checkpoint, or ``load_checkpoint`` raised it. Nothing has changed.
         """
         self.wait()
 
@@ -216,7 +216,7 @@ class CheckpointManager:
         return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
-        """Write a checkpoint's name to ``latest``, and remove those that are not kept. Called on rank 0."""
+        """Write a checkpoint's name to ``latest``, and remove old checkpoints. Called on rank 0."""
         folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
         step = _step_of(target.name)
         assert step is not None

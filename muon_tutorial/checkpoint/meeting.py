@@ -90,7 +90,7 @@ class Meeting:
         return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
-        """Call ``make`` on every rank; return its value if all succeeded, else raise as ``agree`` does."""
+        """Call ``make`` on every rank. Return the value if all ranks succeeded, else raise like ``agree``."""
         return self.agree(stage, lambda: (make(), None), lambda found: found)[0]
 
     def _preside(self, stage: str, decide: Callable[[list[Any]], Sequence[Any]]) -> BaseException | None:

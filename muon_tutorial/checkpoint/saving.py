@@ -39,7 +39,7 @@ def save_checkpoint(
 
     Must be called by all ranks of the default process group with the same path on a shared file system, or in
     a single process without a group. Values that several ranks hold are compared before anything is written.
-    Buffers are the exception: they may differ on data-parallel ranks (BatchNorm), and those of one rank are
+    Buffers are the exception: they may differ on data-parallel ranks (BatchNorm), and one rank's buffers are
     saved.
 
     The folder is written as a draft and moved into place when it is complete. So the path always holds the

@@ -224,7 +224,7 @@ def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """Return all positions' pieces, flat, one after the other, each padded to the length of the largest."""
+    """Return all positions' pieces, flat and one after the other. All are padded to the largest length."""
     if not pieces.uneven:
         return x.reshape(-1)
     rows = x.new_zeros(pieces.parts, pieces.size)

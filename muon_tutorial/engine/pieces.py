@@ -28,11 +28,11 @@ class Pieces:
     _parts: dict[int, list[tuple[tuple[slice, ...], Tensor]]] = field(default_factory=dict)
 
     def put(self, matrix: int, box: Tensor) -> None:
-        """Store a matrix's box, in its own shape."""
+        """Store a matrix's box, in the box's shape."""
         self._parts[matrix] = [((), box)]
 
     def take(self, held: BufferSlice) -> Tensor:
-        """Remove and return a matrix's box, in its own shape."""
+        """Remove and return a matrix's box, in the box's shape."""
         shape = held.box.shape
         if 0 in shape:  # empty boxes may be missing
             return torch.empty(shape, dtype=self.dtype, device=self.device)

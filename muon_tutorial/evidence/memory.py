@@ -1,8 +1,8 @@
 """Bytes of memory on a rank: predicted from the plan, kind by kind, or counted as a peak while a step runs.
 
 ``PeakMemory`` sees every tensor that PyTorch makes in its ``with`` block, also on the meta device, where
-tensors have sizes but no memory. So the peak of a step is predicted by walking the step over meta tensors,
-and measured with the same class over real ones. Memory that C++ allocates without the dispatcher is not seen.
+tensors have sizes but no memory. So the peak of a step is predicted when the step walks over meta tensors,
+and measured when it walks over real tensors. Memory that C++ allocates without the dispatcher is not seen.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def step_over_ones(
 ) -> PlanStep:
     """One rank's step over parameters and gradients of ones. (On the meta device, they have no values.)
 
-    All parameters are in one group: ``SETTINGS``, updated by ``settings``.
+    All parameters are in one group, whose settings are ``SETTINGS``, updated by ``settings``.
     """
     group = {**SETTINGS, **settings}
     parameters = [

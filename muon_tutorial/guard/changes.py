@@ -274,7 +274,7 @@ class SeenGradients:
         )
 
     def were_dropped(self) -> bool:
-        """Whether all these gradients are gone. Another ``backward()`` may have produced new ones."""
+        """Whether all these gradients are gone. Another ``backward()`` may have produced new gradients."""
         pairs = list(zip(self.params, self.tensors, strict=True))
         if any(tensor is not None and _stands(param, tensor) for param, tensor in pairs):
             return False

@@ -1,8 +1,8 @@
 """Ranks that hold copies of parameters and state compare them before the first step and at intervals.
 
 Without this, ranks that began from different seeds, or loaded different files, would step without an error.
-With ``zero1`` they would mix several models into one, and with other strategies each would train its own
-model. To compare, ranks send only a hash and its square for each parameter.
+With ``zero1`` such ranks would mix several models into one. With other strategies each rank would train its
+own model. To compare, ranks send only a hash and its square for each parameter.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Replica:
 
     ``named`` is whether the name comes from the user. Otherwise the name is a position in a list, whose order
     may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each
-    rank may have its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is whether a
-    difference causes a warning instead of an error, because Muon does not step the parameter.
+    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is
+    whether a difference causes a warning instead of an error, because Muon does not step the parameter.
     """
 
     name: str
@@ -83,15 +83,16 @@ def compare_replicas(
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
     the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among
-    DTensors may differ, because each rank may have its own. FSDP2 does not average their gradients, so a
-    warning names one that differs.
+    DTensors may differ, because each rank may have its own parameters. FSDP2 does not average their
+    gradients, so a warning names one that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
-    whose gradients are averaged with Muon's. All ranks must call, and return what ``compare_gradients`` does.
+    whose gradients are averaged together with Muon's gradients. All ranks must call, and return what
+    ``compare_gradients`` does.
 
     Raises:
         MismatchError: copies differ. All ranks raise it.
-        GradientError: gradients differ, though a plan expects averaged ones. All ranks raise it.
+        GradientError: gradients differ, though a plan expects averaged gradients. All ranks raise it.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         renamed = _refuse_other_names(world, replicas)
@@ -161,7 +162,7 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
 
 
 def compare_in_process(steps: Sequence[MeshStep]) -> None:
-    """Compare this rank's parameters with those of the other ranks of its ``LocalWorld``.
+    """Compare this rank's parameters with the parameters of other ranks of its ``LocalWorld``.
 
     Raises:
         MismatchError: the values differ. The last rank to call raises it.

@@ -65,13 +65,13 @@ class State(Enum):
 class Guard:
     """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
-    ``companions`` are the optimizers that step with this one, such as AdamW. ``unstepped`` are names and
-    parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last averaged
-    with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer is
-    made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the ``zero_grad()`` calls
-    that dropped unused gradients. ``said`` are the groups' settings at the last check, and ``described`` the
-    texts to compare that were made from them. ``compares_gradients`` is whether the next step must compare
-    gradients again; see ``compare_gradients``.
+    ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
+    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
+    averaged with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the
+    optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
+    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check,
+    and ``described`` the texts to compare that were made from them. ``compares_gradients`` is whether the
+    next step must compare gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -120,9 +120,9 @@ class Guard:
     ) -> Walk:
         """Check a step before it runs, and return the steps to run, one per mesh. All ranks must run it.
 
-        If the plan averages gradients, those of ``beside`` are averaged, too; without ``beside``, those of
-        the companions. With an ``error``, all ranks refuse the step. This rank raises the error, and the
-        other ranks raise an error that names this rank.
+        If the plan averages gradients, the gradients of ``beside`` are averaged, too. Without ``beside``, the
+        companions' gradients are. With an ``error``, all ranks refuse the step. This rank raises the error,
+        and the other ranks raise an error that names this rank.
 
         Raises:
             TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.
@@ -284,8 +284,8 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on none. The old steps compare this first, because making
-        new ones takes messages of its own.
+        Parameters must have changed on all ranks or on no rank. The old steps compare this first, because new
+        steps are made with messages of their own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:

@@ -241,7 +241,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork ranks until the launching process is gone, then kill those that still run."""
+        """Fork ranks until the launching process is gone, then kill the ranks that still run."""
         try:
             while self._turn():
                 pass

@@ -35,7 +35,7 @@ class Peers:
     pids: Mapping[int, int]
 
     def missing(self) -> dict[int, State]:
-        """Return the ranks that have ended or are stopped; if there is none, wait a moment for one."""
+        """Return the ranks that have ended or are stopped. If there is none, wait a moment for one."""
         deadline = time.monotonic() + _PATIENCE
         while not (found := self._missing_now()) and time.monotonic() < deadline:
             time.sleep(_TICK)

@@ -55,7 +55,7 @@ def own_phase() -> str:
 
 
 def read_phases(path: str, world_size: int) -> list[str]:
-    """Return the last label of each rank, empty for ranks that reported none."""
+    """Return the last label of each rank. It is empty if the rank reported no label."""
     with open(path, "rb") as file:
         return [_read(file.read(SLOT)) for _ in range(world_size)]
 

@@ -23,7 +23,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Paths that open a launch's files, and the descriptors behind them (none if the files have names)."""
+    """Paths that open a launch's files, and the files' descriptors (empty if the files have names)."""
 
     spec: str
     store: str

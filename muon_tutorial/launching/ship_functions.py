@@ -1,4 +1,4 @@
-"""Sends a function to ranks: by name if ranks can import it, else by value and with its source.
+"""Sends a function to ranks: by name if ranks can import it, otherwise by value and with its source.
 
 Functions and classes of a notebook cell, a script or a prompt are sent by value (cloudpickle), with the
 globals they use. The cells' text is sent with them, so that tracebacks in a rank show the cell's lines.

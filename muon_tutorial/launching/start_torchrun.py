@@ -1,4 +1,4 @@
-"""Runs torchrun: as a child of this process (``start_torchrun``), or in this process (``run_agent``).
+"""Runs torchrun as a child of this process (``start_torchrun``), or in this process (``run_agent``).
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
 torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which

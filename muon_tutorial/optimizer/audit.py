@@ -275,7 +275,7 @@ def audit(
     missing from the state or lost between steps.
 
     Args:
-        optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric puts around one.
+        optimizer: a ``torch.optim.Optimizer``, or a wrapper of one that Accelerate or Fabric has made.
         model: the model in which ``split_parameters`` finds the hidden matrices. It may be left out if the
             optimizer is from this package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
@@ -358,7 +358,7 @@ def _gradient(param: Tensor) -> Tensor:
 def _momentum(
     optimizer: torch.optim.Optimizer, param: Tensor, key: str, squares: bool = False
 ) -> dict[str, Tensor]:
-    """Return ``{key: momentum}`` from a parameter's state; with ``squares``, also AdamW's second moment."""
+    """Return ``{key: momentum}`` from a parameter's state. ``squares`` adds AdamW's second moment."""
     entry = optimizer.state.get(param) or {}
     found = next((entry[name] for name in MOMENTA if isinstance(entry.get(name), Tensor)), None)
     second = {"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}
@@ -366,7 +366,7 @@ def _momentum(
 
 
 def _followed(before: _Held) -> Tensor:
-    """Compute the momentum from the gradients seen so far, because the optimizer's state holds none."""
+    """Compute the momentum, which the optimizer's state does not hold, from the gradients seen so far."""
     rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
     return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
 

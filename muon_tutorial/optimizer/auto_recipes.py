@@ -39,7 +39,7 @@ TIMINGS = 2
 
 
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
-    """Choose a recipe for each shape that has none yet, and write it into each group with ``"auto"``.
+    """Choose a recipe for each shape without one, and write it into each group with ``"auto"``.
 
     All ranks that step together must call this. The first rank of each mesh chooses.
 

@@ -74,7 +74,7 @@ class FusedWeight:
     library: bool
 
     def size(self, *names: str) -> int:
-        """The first of these sizes found in the modules or their configs; 0 if there is none."""
+        """The first of these sizes that the modules or their configs have; 0 if they have no such size."""
         for module in self.modules:
             for source in (module, getattr(module, "config", None)):
                 for name in names:
@@ -233,7 +233,7 @@ RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
 def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> Fused:
     """Return the matrices in each expert of a stack.
 
-    ``taken`` are the sides of the matrices in the same module. If one of them is half of ``lines``, each
+    ``taken`` are the sides of the matrices in the same module. If one of the sides is half of ``lines``, each
     expert holds gate and up.
     """
     is_half = lines % 2 == 0 and lines // 2 in taken

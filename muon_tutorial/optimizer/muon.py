@@ -187,7 +187,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without a closure or a ``GradScaler``. The arguments are those of ``program``."""
+        """``step()`` without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
         try:
             self.world.run(self.program(beside, error))
         except TutorialError as refusal:
@@ -195,7 +195,7 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
-        """One step as a generator of requests. The arguments are those of ``Guard.before_step``."""
+        """One step as a generator of requests. The arguments are the same as in ``Guard.before_step``."""
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
             yield from each.step.step()
         self.guard.after_step(self, "taken")

@@ -173,7 +173,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of Muon, then of AdamW, then those added later, in a new list that refuses changes."""
+        """Muon's groups, AdamW's groups, and then groups added later, in a new list that refuses changes."""
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
         return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])

@@ -358,7 +358,7 @@ def _asked_embeddings(model: nn.Module) -> dict[int, str]:
 
 
 def _answer(module: nn.Module, method: str) -> list[nn.Parameter]:
-    """Return the parameters that a module's method returns; none if there is no such method."""
+    """Return the parameters that a module's method returns; an empty list without such a method."""
     ask, answer = getattr(module, method, None), None
     with suppress(NotImplementedError, AttributeError):  # transformers raises these without an embedding
         answer = ask() if callable(ask) else None
@@ -448,7 +448,7 @@ def _fused_weight(it: _Holding) -> FusedWeight:
 
 
 def _class_of(module: nn.Module) -> type:
-    """Return a module's class; if FSDP2 has changed it, the original class."""
+    """Return a module's class. If FSDP2 has changed the class, return the original."""
     kinds = type(module).__mro__
     return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
 

@@ -98,7 +98,7 @@ class SeenUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An update's size relative to the correct one, its singular values (mean, spread), and its fault.
+    """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
     ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
     ``is_due`` is False if no update could be expected: the learning rate was zero, or both the momentum and
@@ -225,7 +225,7 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
 
 
 def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """Return an update's size relative to the correct one, and the ``rules`` with which it is correct.
+    """Return an update's size relative to the correct size, and the ``rules`` with which it is correct.
 
     If there are several matrices, the one with the largest error counts. If the group names no rule, the size
     is measured with the first rule that gives 1.

@@ -41,7 +41,7 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan for one rank. The names are those of Moonshot's proof of concept.
+    """A matrix's entry in the master plan for one rank. The names come from Moonshot's proof of concept.
 
     Ranges count elements and exclude their end. ``global_range`` is in the bucket's flat buffer.
     ``local_range`` is in this rank's slice of that buffer, and is empty if the matrix is not in the slice.
@@ -163,7 +163,7 @@ def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the rank's piece as (row, column) offset and shape. Dimensions after rows count as columns."""
+    """Return the offset and shape (row, column) of the rank's piece. Dimensions after rows are columns."""
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)
@@ -189,7 +189,7 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 
 
 def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:
-    """Split a sequence into runs of at most ``round_bytes``. A heavier item gets a run of its own."""
+    """Split a sequence into runs of at most ``round_bytes``. A heavier item is a run alone."""
     filled: list[T] = []
     load = 0
     for each, weight in zip(run, weights, strict=True):

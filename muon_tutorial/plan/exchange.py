@@ -3,7 +3,7 @@
 A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
 once from one layout to another. Each rank sends every other rank the intersection of two boxes: the box that
 the sender holds, and the box that the receiver needs. For the way back, the two layouts are swapped. Boxes
-are computed on demand, because those of all ranks would take gigabytes.
+are computed on demand, because the boxes of all ranks would take gigabytes.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class WholeMatrices(Layout):
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """A box of a matrix that one rank sends to another, and its ``index`` in this rank's slice ``held``."""
+    """A box of a matrix that one rank sends to another; ``index`` finds it in this rank's slice ``held``."""
 
     held: BufferSlice
     box: Box

@@ -46,7 +46,7 @@ class Owned:
 class Shard:
     """Every rank of the axis holds a run of indices along ``dim``.
 
-    Without ``sizes``, the cut is that of ``torch.chunk`` and of DTensor: each run has ``ceil(n / parts)``
+    Without ``sizes``, the cut is the same as in ``torch.chunk`` and DTensor: each run has ``ceil(n / parts)``
     indices, and the last runs are shorter or empty. For any other cut, ``sizes`` has one length per position.
     """
 
@@ -136,7 +136,7 @@ class Box:
         return Box(tuple(offset), tuple(shape))
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
-        """Return this box of a tensor as a box of a larger one, in which that tensor starts at ``offset``."""
+        """Return this box of a tensor as a box of a larger tensor, in which the first is at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:
@@ -315,5 +315,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has none."""
+        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has no inverse."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

@@ -307,10 +307,10 @@ class BucketEntry:
     """A matrix in a bucket.
 
     ``offset`` and ``size`` count elements of the virtual buffer. They are the same at every tensor-parallel
-    position, because ``size`` is that of the largest piece. ``workers`` are the positions, in the bucket's
-    group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads from a
-    worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep their
-    pieces and share the work.
+    position, because ``size`` is the size of the largest piece. ``workers`` are the positions, in the
+    bucket's group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads
+    from a worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep
+    their pieces and share the work.
     """
 
     matrix: Matrix

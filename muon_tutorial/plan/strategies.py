@@ -261,7 +261,7 @@ def gram(
 
     All tp ranks gather every other matrix, and apply the group's own recipe with the usual bits. Matrices
     that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
-    ``"gram"`` or ``"minimax"``. Other recipes are refused. The result is *not* bitwise that of a single
+    ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits are *not* the same as in a single
     process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
     ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
     stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.

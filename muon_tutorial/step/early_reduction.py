@@ -27,7 +27,7 @@ class EarlyReduction:
     """The buckets of one step that are sent during backward.
 
     ``run`` runs a generator in a world with its own process groups. While ``paused``, gradients accumulate
-    and none is sent. ``begun`` is the number of buckets that have been sent, and ``sent`` contains a checksum
+    and are not sent. ``begun`` is the number of buckets that have been sent, and ``sent`` contains a checksum
     of each. Once ``finished``, all sums are complete and the step can use them. If this rank cannot step,
     ``error`` says why.
     """

@@ -121,7 +121,7 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """Return the box that this rank works on, in its own shape; remove it if ``boxes`` are ``Pieces``."""
+    """Return the box that this rank works on, in the box's shape; remove it if ``boxes`` are ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 

@@ -112,8 +112,8 @@ class PlanStep:
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns those of
-        ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
+        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns the
+        parameters of ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()
         if self.present is None and fingerprint.error is None:
@@ -194,7 +194,7 @@ class PlanStep:
         max_norm: float | None = None,
         fingerprint: Fingerprint = NOTHING_TO_COMPARE,
     ) -> Walk:
-        """Reduce gradients before ``step``, and average those of ``rest`` in place.
+        """Reduce gradients before ``step``, and average the gradients of ``rest`` in place.
 
         If ``max_norm`` is given, all gradients are clipped by their common norm, and the norm is returned.
         All ranks of the grid must run it.

@@ -210,7 +210,7 @@ class ComputeRates:
 
 
 def compute_rates(rank: int) -> ComputeRates:
-    """Measure this core's rates while the other cores measure theirs, because they share memory in a step."""
+    """Measure this core's rates while the other cores measure, too, because cores share memory in a step."""
     torch.set_num_threads(1)
     gemm = {}
     before = measure_products(torch.float32, REPEATED)[0][1]

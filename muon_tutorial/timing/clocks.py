@@ -102,8 +102,8 @@ class _Turn:
     """One turn of a bucket: values for each kind of rank or each position. Equal values become one value.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
-    request, None if none does; ``asks``: the positions that request it, None for all. ``root``: the
-    position of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
+    request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
+    of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
     broadcast's first copy. ``beside``: the bytes that the round's other buckets hold. With ``meets``, the
     bucket waits here until the others have caught up.
     """

@@ -165,7 +165,7 @@ def read_machine(path: str | Path) -> Machine:
     """Read a machine's file.
 
     Raises:
-        UsageError: it cannot be read, lacks a number, or has an impossible one.
+        UsageError: it cannot be read, lacks a number, or has an impossible number.
     """
     held = read_json(path, f"the machine {path}")
     try:
@@ -191,7 +191,7 @@ def machine_from(held: Any) -> Machine:
 
 
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
-    """Check that a record's required fields are there, and that none is unknown; return them by name."""
+    """Check that a record's required fields are there, and that all fields are known. Return them by name."""
     if not isinstance(held, dict):
         raise UsageError(f"{where.rstrip('.') or 'it'} must be a JSON object of numbers by name")
     known = {one.name: one for one in fields(kind)}

@@ -53,9 +53,9 @@ FIRST_DENSE = Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
 class Architecture:
     """The properties of a model type that its ``config.json`` does not state.
 
-    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state
-    the number of key-value heads; if not, its default is the number of heads. ``head``: whether it must
-    state the width of a head; if not, its default is the model's width divided by the heads.
+    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state the
+    number of key-value heads; if not, the default is the number of heads. ``head``: whether the config must
+    state the width of a head; if not, the default is the model's width divided by the heads.
     """
 
     attention: Literal["grouped", "latent"] = "grouped"

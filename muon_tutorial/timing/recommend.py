@@ -189,7 +189,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. Among about equally fast ones, the one with the least memory."""
+        """The fastest strategy that fits. If several are about as fast, the one with the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -235,9 +235,10 @@ def plan_model(
 ) -> ModelPlan:
     """Plan for the pipeline stage that has the most to compute.
 
-    Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
-    terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are
-    then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows are planned.
+    Experts are replicated on dp × tp / ep positions, and each of them is whole (expert tensor parallelism 1
+    in Megatron-LM's terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts
+    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows
+    are planned.
 
     Raises:
         GridError: the grid does not divide the model, there are too many pairs of a matrix and a rank, or
@@ -323,7 +324,7 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 
 
 def search(plan: ModelPlan) -> list[Choice]:
-    """For each of the most promising strategies, its fastest options that fit; the fastest strategy first.
+    """The most promising strategies, each with its fastest options that fit; the fastest strategy is first.
 
     A strategy is promising if it takes little time. If its products take more than twice as long as the
     fastest strategy's products, the excess is not counted, because larger rounds may divide products

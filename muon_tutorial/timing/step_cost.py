@@ -64,7 +64,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "owner": owner,
 }
 WITHOUT_TP: Mapping[str, Builder] = {name: each for name, each in STRATEGIES.items() if each is not gram}
-"""The strategies if nothing is cut over tp; ``gram`` would be the same as ``layerwise``."""
+"""The strategies if nothing is cut over tp. ``gram`` is missing: it would be the same as ``layerwise``."""
 SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
 """The strategies for parameters that FSDP2 cuts along ``dp_shard``."""
 

@@ -1,6 +1,6 @@
 """Walks all ranks at once without data; clocks show when each rank computes, waits and is answered.
 
-This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, and
+This is a fourth world, besides the live, the local and the shadow world. It walks the same generators, and
 charges their computation and their requests with a machine's costs. If there are fewer cores than ranks,
 ranks share the cores. If the machine's link is a bus, they share it, too. So waiting and overlap follow from
 the order of requests; nothing here knows a strategy.
@@ -533,7 +533,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """The key of the part of a rank's link that bytes occupy: one direction, or both."""
+    """The key of what bytes occupy on a rank's link: one of its directions, or both."""
     return way if link.duplex else "both", rank, link
 
 

@@ -35,7 +35,7 @@ class Saving:
 
     Without ``every`` the run saves only if a signal or a file asks for it. ``begin`` is None for a new run.
     ``acts`` says what each signal asks for. The run stops at ``until``, in monotonic seconds of rank 0.
-    ``run`` is the run's name; None if its settings hold none.
+    ``run`` is the run's name; None if the settings do not hold it.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class StoppedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saver:
-    """Saves one rank's part of the training. All ranks must make one, and make the same calls."""
+    """Saves one rank's part of the training. All ranks must make a ``Saver``, and make the same calls."""
 
     saving: Saving
     model: nn.Module

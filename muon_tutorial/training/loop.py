@@ -155,7 +155,7 @@ def held_out_loss(trainer: Trainer) -> float:
 
 
 def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
-    """Take one step and time it; with ``checked``, also compare it with the single-process optimizers."""
+    """Take one step and time it. If ``checked``, compare the step with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
     trainer.ledger.clear()
     trainer.optimizer.zero_grad()
@@ -258,7 +258,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse a text that does not have the hash ``began_with``, which is None in checkpoints without one."""
+    """Refuse a text that does not have the hash ``began_with``; None if the checkpoint holds no hash."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "

@@ -115,7 +115,7 @@ def heeding_signals(
 
 @contextmanager
 def passing_signals_on(saving: Saving) -> Iterator[None]:
-    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one."""
+    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one rank."""
 
     def handle(number: int, _: object) -> None:
         if saving.acts[_name(number)] == "save":

@@ -49,7 +49,7 @@ def build_mesh(
     """Make the grid's ``DeviceMesh``. The process groups of its axes time out after ``timeout`` seconds.
 
     All ranks must call it. By default, the device is the accelerator unless the default group's backend is
-    Gloo. By default, the timeout is that of ``init_process_group`` (30 s in ``launch()``), which
+    Gloo. By default, the timeout is the one of ``init_process_group`` (30 s in ``launch()``), which
     ``init_device_mesh`` would ignore. An axis that contains all ranks gets its own group, so that the default
     group keeps its timeout.
 

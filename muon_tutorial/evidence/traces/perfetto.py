@@ -99,7 +99,7 @@ def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
 
 
 def _nested(pieces: list[ChromeEvent]) -> tuple[list[ChromeEvent], list[ChromeEvent]]:
-    """Divide a track's complete events into those that nest and those that cross an earlier one."""
+    """Divide a track's complete events: some nest, and others cross an earlier event."""
     nested: list[ChromeEvent] = []
     crossing: list[ChromeEvent] = []
     open_until: list[int] = []

@@ -58,8 +58,8 @@ class RankRecorder:
 
     It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
-    Some collectives are not requested from a world of ours, such as those of PyTorch's own tensor
-    parallelism, and the profiler does not record their group. ``others`` are the ranks of this group. Without
+    Some collectives are not requested from a world of ours: PyTorch's own tensor parallelism makes them, for
+    example. The profiler does not record their group. ``others`` are the ranks of this group. Without
     ``others``, the time of such collectives cannot be split into transfer and waiting.
     """
 
@@ -270,7 +270,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
-    """The kernels' flights on the machine's clock, with our labels if kernels match requests one to one."""
+    """The kernels' flights on the machine's clock. They have our labels if each request has one kernel."""
     ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)
