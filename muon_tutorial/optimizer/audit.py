@@ -143,7 +143,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends. For a parameter that every rank holds whole: only its own micro-batches."""
+        """What this rank sends. If every rank holds the whole parameter, it sends only its micro-batches."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])

@@ -189,7 +189,7 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 
 
 def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:
-    """Split a sequence into runs of at most ``round_bytes``. A heavier item is a run alone."""
+    """Split a sequence into runs of at most ``round_bytes``. A heavier item forms a run alone."""
     filled: list[T] = []
     load = 0
     for each, weight in zip(run, weights, strict=True):

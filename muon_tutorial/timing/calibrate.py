@@ -200,8 +200,8 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """A core's rates, as in ``Machine``, while the other cores compute. ``repeated``: the rates of one
-    product before and after all other measurements."""
+    """A core's rates while the other cores compute, in the form that ``Machine`` has. ``repeated``: the rates
+    of one product before and after all other measurements."""
 
     gemm: dict[str, Rates]
     copy: Rates

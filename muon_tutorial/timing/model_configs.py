@@ -36,8 +36,8 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 class Mixture:
     """The keys under which the configs of a model type hold the sizes of its experts.
 
-    ``width``: the key of their inner size. ``shared``: the key of the number of experts that see all tokens.
-    ``dense``: the key that says which layers have no experts.
+    ``width``: the key of the experts' inner size. ``shared``: the key of the number of experts that see all
+    tokens. ``dense``: the key that says which layers have no experts.
     """
 
     width: str = "moe_intermediate_size"
@@ -121,7 +121,8 @@ class ConfigKeys:
         """The number under the first of these keys that the config has.
 
         Raises:
-            UsageError: it has none of them, or the value is not a whole number of at least ``least``.
+            UsageError: the config has none of these keys, or the value is not a whole number from ``least``
+            on.
         """
         found = self.size_or(None, *keys, least=least)
         if found is None:

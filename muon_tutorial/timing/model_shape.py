@@ -136,7 +136,7 @@ class ModelShape:
 
 
 def stage_layers(shape: ModelShape, pp: int, stage: int = 0) -> range:
-    """The layers of one pipeline stage. If they do not divide evenly, the first stages have one more.
+    """The layers of one pipeline stage. If layers do not divide evenly, the first stages have one layer more.
 
     Raises:
         GridError: there are fewer layers than stages, or the stage does not exist.

@@ -45,10 +45,10 @@ class PricedRequest:
     """The costs of a collective for one rank; requests of the same sizes share a record.
 
     ``busy``: what keeps the rank's processor busy, for ``sending`` seconds. ``copy``: seconds of computing
-    before it. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not depend on
-    the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy`` seconds.
-    ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each except the
-    last sends ``passed`` bytes. ``between``: bytes that leave the node.
+    before the request. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not
+    depend on the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy``
+    seconds. ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each
+    except the last sends ``passed`` bytes. ``between``: bytes that leave the node.
     """
 
     kind: Kind
@@ -76,8 +76,8 @@ class WalkedTurn:
     """A rank's work until its next request, and the request. ``asked`` is None in an empty or last turn.
 
     ``product`` and ``copy`` are seconds of computing. ``now``: bytes that the walk holds at the request;
-    ``peak``: the most it held since the previous request. ``root``: the position of the request's root.
-    ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
+    ``peak``: the most that the walk held since the previous request. ``root``: the position of the request's
+    root. ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
     """
 
     product: float

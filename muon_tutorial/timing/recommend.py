@@ -95,7 +95,7 @@ class StagePart:
         return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over these matrices. ``sharded``: as in ZeRO-1 or FSDP2. Otherwise, as under DDP."""
+        """AdamW's step over these matrices, ``sharded`` as in ZeRO-1 or FSDP2, or replicated as under DDP."""
         at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
             lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
@@ -189,7 +189,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. If several are about as fast, the one with the least memory."""
+        """The fastest strategy that fits. If several are about as fast, the least memory decides."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -197,7 +197,7 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest strategy that fits, with links ``factor`` times as fast. Of equals, the first."""
+        """The fastest strategy that fits, with links ``factor`` times as fast. A tie goes to the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 

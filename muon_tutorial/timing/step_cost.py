@@ -292,7 +292,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """The name of the layer that FSDP2 wraps: it ends at the first number. Without a number, the whole name.
+    """The name of the layer that FSDP2 wraps: it ends at the first number of ``name``, if there is one.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'

@@ -59,7 +59,7 @@ class NotedRequest(CollectiveOfRank):
 
     @property
     def done(self) -> int:
-        """When the backend was done. If the backend does not report that, when the rank had the answer."""
+        """When the backend was done, or when the rank had the answer if the backend does not report it."""
         return min(self.answered, self.moments.get("done", self.answered))
 
 
