@@ -27,7 +27,7 @@ class DistributedConfig:
         state: whatever the functions need. Each call gets a fresh copy that also contains ``param_idx``,
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
             ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
-            the process group of the ranks that share parameters; without it, all ranks share them.
+            the process group of the ranks that share parameters. By default, all ranks share parameters.
         async_gpu_parallelism: whether owners work at the same time. False is for debugging: parameters are
             stepped one after the other.
         prefetch_count: how many parameters (or buckets of parameters) are gathered ahead.

@@ -76,7 +76,7 @@ class HelperFunctions:
         return part.view(matrix.box(world.at).shape)
 
     def _one_parameter(self, rank: int, state: dict[str, Any]) -> tuple[LiveWorld | LocalMesh, Bucket]:
-        """Make a bucket of one parameter that ``rank`` owns; return it and its mesh's world."""
+        """Make a bucket of one parameter that ``rank`` owns. Return the bucket and its mesh's world."""
         on_meshes = state.get("on_meshes")
         if on_meshes is None:
             raise ConfigError("call the helper's assign_fn with the same state before its other functions")

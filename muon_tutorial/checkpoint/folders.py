@@ -93,7 +93,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # open it again: its holder may remove the file in between
+        os.close(descriptor)  # open the file again, because its holder may remove it in between
         time.sleep(_TICK)
 
 

@@ -90,8 +90,8 @@ class CheckpointManager:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
 
         Raises:
-            CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and no call
-                has raised its error yet. Then this call saves nothing. Raised on all ranks.
+            CheckpointError: as in ``save_checkpoint``. It may also be the error of an earlier save in a
+            thread, if no call has raised that yet. Then this call saves nothing. Raised on all ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:

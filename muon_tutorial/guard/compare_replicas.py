@@ -243,7 +243,7 @@ def _meshes(
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a tensor's bits can be read. Quantized tensors have their own class, and may not allow it."""
+    """Whether a tensor's bits can be read. Quantized tensors have a class that may not allow it."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 

@@ -389,7 +389,7 @@ class Guard:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
         All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or the
-        ``MuonWithAdamW`` that contains it. The scaler sets its ``found_inf``, and also its ``grad_scale`` if
+        ``MuonWithAdamW`` that contains it. The scaler sets ``found_inf`` on ``scaled``, and ``grad_scale`` if
         gradients must be unscaled here.
 
         Raises:

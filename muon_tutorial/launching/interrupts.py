@@ -47,7 +47,7 @@ def end_on_interrupt() -> None:
 
 
 def ignore_interrupts_at_exit() -> None:
-    """Ignore Ctrl-C after all exit handlers have run; it would otherwise kill Python in its last moments.
+    """Ignore Ctrl-C after all exit handlers have run. Otherwise Ctrl-C would kill Python at the very end.
 
     Call it before you register anything else with ``atexit``: handlers run in reverse order.
     """

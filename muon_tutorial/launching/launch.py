@@ -53,7 +53,7 @@ def launch(
     too. Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it
     runs in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
     (``keep_freed_memory``). If this process handles a signal of terminals or schedulers, such as SIGTERM,
-    ranks ignore it, unless `fn` handles it itself.
+    ranks ignore the signal, unless `fn` handles it.
 
     Args:
         fn: an importable function. A function from a cell, a script or a prompt is sent with its globals.
@@ -62,7 +62,7 @@ def launch(
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
             and a function gets (rank, line).
-        max_lines: how many lines of a rank are shown. If it prints more, its last few are shown as well.
+        max_lines: how many lines of a rank are shown. If a rank prints more, the last few are shown as well.
         method: ``"fork"`` forks ranks from a warm server (Linux); ``"spawn"`` starts fresh interpreters.
 
     Raises:

@@ -1,7 +1,7 @@
 """The three files of a launch: what the ranks must do, the store where they meet, and their phases.
 
-On Linux they are in memory, without a name, so that they disappear even if all processes are killed. On other
-systems they are in a temporary folder, which the launching process removes.
+On Linux the files are in memory, without a name, so that they disappear even if all processes are killed. On
+other systems they are in a temporary folder, which the launching process removes.
 """
 
 from __future__ import annotations

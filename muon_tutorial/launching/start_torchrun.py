@@ -3,8 +3,8 @@
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
 torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which
 torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line,
-where torchrun prints a traceback and exits with 1. And it passes SIGUSR1, which kills torchrun, on to its
-ranks.
+where torchrun prints a traceback and exits with 1. And SIGUSR1, which kills plain torchrun, is passed on to
+the ranks.
 """
 
 from __future__ import annotations

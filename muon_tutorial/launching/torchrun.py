@@ -1,9 +1,10 @@
-"""Recognizes ranks that torchrun started, by their environment, and lets them join the default group.
+"""Recognizes torchrun's ranks by their environment, and lets them join the default group.
 
 This adds three things to torch's own ``env://`` rendezvous:
 
 - Ranks end when their agent ends. With torch alone, they live on for minutes after the agent was killed.
-- Each restart uses its own keys in the agent's store. With torch alone, it finds dead ranks' addresses there.
+- Each restart uses its own keys in the agent's store. With torch alone, a restart finds dead ranks' addresses
+there.
 - If a rank loses another rank, its error is one line.
 """
 
@@ -45,7 +46,8 @@ RESTARTS_FAIL = (
     "or use python -m muon_tutorial torchrun instead of torchrun"
 )
 
-# Whether this process has lost another rank. Then it must not destroy its groups, because Gloo would wait.
+# Whether this process has lost another rank. If so, this process must not destroy its groups, because Gloo
+# would wait.
 _has_missed_rank = False
 
 
@@ -93,7 +95,7 @@ def agent_name() -> str | None:
 
 
 def names_of_job(agents: Iterable[object]) -> list[str]:
-    """Return names by which later ranks recognize this job: its agents' names, and perhaps its id.
+    """Return names by which later ranks recognize this job: agents' names, and perhaps the job's id.
 
     Two jobs may get the same id (``--rdzv-id``), so on one machine the id is used only if agents have no
     names.
@@ -103,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job, because it still has one of their agents.
+    """Return whether ranks with these names belonged to this job: the job still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -176,8 +178,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
 def leave_torchrun() -> None:
     """Leave the default group, if it still exists; ``join_torchrun`` registers this with ``atexit``.
 
-    Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if they are destroyed
-    then: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
+    Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if groups are destroyed
+    then. Before cycles were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
     Gloo would wait another whole timeout for it. So the process ends here, with exit code 1.
     """
     if _has_missed_rank:

@@ -24,7 +24,7 @@ from .spawn import SpawnedRanks
 _TICK = 0.05  # seconds between looks at processes, because some changes wake nothing
 _GRACE = 0.4  # seconds for the other ranks to report what they saw, after one has failed
 _DYING = 1.0  # more seconds for a rank to end after its connections have closed
-_REVIVING = 5.0  # more seconds for a stopped rank while others run: one of them may continue it
+_REVIVING = 5.0  # more seconds for a stopped rank while others run: another rank may continue it
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk
@@ -78,7 +78,7 @@ class RankOutput:
 
 @dataclass(slots=True)
 class WatchedRank:
-    """One rank as the launching process sees it: this side of its sockets, and what is known about it.
+    """One rank as the launching process sees it: this side of the sockets, and what is known about the rank.
 
     Times are monotonic seconds. ``phase`` and ``location`` are asked for only when the launch has failed.
     """

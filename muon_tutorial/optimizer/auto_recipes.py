@@ -1,8 +1,8 @@
 """``orthogonalize="auto"``: the fastest recipe for each shape on this machine, the same on every rank.
 
 One rank measures, or reads earlier measurements, and tells the others, because results must not depend on
-which rank orthogonalizes a matrix. The choices are stored in the parameter groups. Ranks compare them there
-at every step, and checkpoints save them, so a run that resumes on another machine keeps its recipes.
+which rank orthogonalizes a matrix. The choices are stored in the parameter groups. There, ranks compare the
+choices at every step, and checkpoints save them. So a run that resumes on another machine keeps its recipes.
 """
 
 from __future__ import annotations

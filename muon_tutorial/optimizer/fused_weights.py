@@ -45,7 +45,7 @@ UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_pr
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A fused weight's matrices in words, and its layout. ``certain``: not only the user knows the layout."""
+    """A fused weight's matrices in words, and its layout. ``certain``: the model shows the layout."""
 
     what: str
     parts: Parts

@@ -83,8 +83,9 @@ class Muon(torch.optim.Optimizer):
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: after this many steps, ranks compare hashes of their copies of parameters and state,
             over every axis of the mesh. None means that only the first step does so.
-        guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
-            ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
+        guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
+            step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
+            own messages.
         overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them.
             They use their own process group. It works with strategies that average gradients themselves
             (``zero1``, ``layerwise``, ``gram``), and does not change the bits. When you accumulate gradients,

@@ -44,8 +44,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """One ``torch.optim.Optimizer`` that prepares, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
 
     ``param_groups`` lists the groups of both, Muon's first, so a learning-rate scheduler affects both. If the
-    scheduler cycles the momentum, AdamW uses it as its first beta. The two optimizers are ``.muon`` and
-    ``.adamw``.
+    scheduler cycles the momentum, AdamW uses that momentum as its first beta. The two optimizers are
+    ``.muon`` and ``.adamw``.
 
     Raises:
         UsageError: the two are not of these classes, or share a parameter.

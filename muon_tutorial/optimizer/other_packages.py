@@ -166,7 +166,7 @@ def _taken(
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
     step = entry.get(its.step, entry.get("step"))
-    if step is None:  # if it were 0, AdamW would correct the bias of its moments again
+    if step is None:  # with a step of 0, AdamW would correct the moments' bias again
         raise UsageError(f"the saved state of {name} does not say how many steps AdamW has taken")
     return {"step": torch.tensor(float(step)), **made}
 

@@ -15,8 +15,9 @@ class PairState(MutableMapping[Any, Any]):
     """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
     While ``is_new()`` is true, because nothing has been stepped or loaded, the state looks empty, though its
-    entries can be read. The reason is ``torch.distributed.checkpoint``: before it loads, it makes an
-    optimizer's state if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
+    entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
+    optimizer's state if the state looks empty. If it saw only Muon's state, it would not load AdamW's
+    moments.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """Turn the Newton–Schulz inputs that this rank stores into updates: both flat, or both ``Pieces``.
 
-    Updates replace their inputs in ``boxes``, so do not use it afterwards. All ranks of the grid must run
-    this. A rank yields ``IDLE`` requests for a matrix on which it does not work.
+    Updates replace their inputs in ``boxes``, so do not use ``boxes`` afterwards. All ranks of the grid must
+    run this. A rank yields ``IDLE`` requests for a matrix on which it does not work.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]

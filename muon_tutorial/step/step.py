@@ -58,9 +58,10 @@ def step_bucket(
 class PlanStep:
     """One rank's step over a plan. ``parameters`` are in the order of the plan's parameter indices.
 
-    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. A bucket without a
-    buffer there has its gradients in the model, and ``step`` multiplies them by ``scale``. ``present`` are
-    the parameters that have a gradient. ``sent_early`` is whether gradients were averaged during backward.
+    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. If a bucket has no
+    buffer in ``readied``, its gradients are in the model, and ``step`` multiplies them by ``scale``.
+    ``present`` are the parameters that have a gradient. ``sent_early`` is whether gradients were averaged
+    during backward.
     """
 
     plan: Plan

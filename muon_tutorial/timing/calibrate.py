@@ -429,7 +429,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """Median seconds of a few runs: at least five, and ``at_least`` seconds; fewer if five take too long."""
+    """Median seconds of runs that fill ``at_least`` seconds. There are five or more, unless runs are slow."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

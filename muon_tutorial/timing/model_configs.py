@@ -121,8 +121,7 @@ class ConfigKeys:
         """The number under the first of these keys that the config has.
 
         Raises:
-            UsageError: the config has none of these keys, or the value is not a whole number from ``least``
-            on.
+            UsageError: the config has none of these keys, or the value is not a whole number >= ``least``.
         """
         found = self.size_or(None, *keys, least=least)
         if found is None:

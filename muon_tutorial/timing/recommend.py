@@ -343,7 +343,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds, until their number stays the same; then try windows.
+    """Try a strategy with larger and larger rounds, until there are no fewer of them; then try windows.
 
     Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """

@@ -90,7 +90,7 @@ class Saver:
         """Load the checkpoint of ``saving.begin``; return the value ``run`` that was passed to ``save``.
 
         Raises:
-            CheckpointError: it cannot be read, or another run saved it. Raised on all ranks.
+            CheckpointError: the checkpoint cannot be read, or another run saved it. Raised on all ranks.
         """
         assert self.saving.begin is not None
         extra = self.manager.load(self.model, self.optimizer, step=self.saving.begin)
