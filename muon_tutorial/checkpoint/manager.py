@@ -91,7 +91,8 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: as in ``save_checkpoint``. It may also be the error of an earlier save in a
-            thread, if no call has raised that yet. Then this call saves nothing. Raised on all ranks.
+                thread, if no call has raised that error yet. Then this call saves nothing. Raised on all
+                ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
@@ -185,7 +186,7 @@ class CheckpointManager:
         damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
-            CheckpointError: there is no checkpoint, or ``load_checkpoint`` raised it. Nothing has changed.
+            CheckpointError: there is no checkpoint, or as in ``load_checkpoint``. Nothing has changed.
         """
         self.wait()
 

@@ -4,7 +4,7 @@ This adds three things to torch's own ``env://`` rendezvous:
 
 - Ranks end when their agent ends. With torch alone, they live on for minutes after the agent was killed.
 - Each restart uses its own keys in the agent's store. With torch alone, a restart finds dead ranks' addresses
-there.
+  there.
 - If a rank loses another rank, its error is one line.
 """
 
