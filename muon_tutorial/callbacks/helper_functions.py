@@ -41,7 +41,7 @@ class HelperFunctions:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        from an earlier mesh counts only if all ranks of this mesh were on the earlier one.
+        from an earlier mesh counts only if all ranks of this mesh know of it, because they were on it.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}
