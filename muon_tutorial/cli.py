@@ -1,4 +1,4 @@
-"""The command line. It parses the arguments, calls one function and prints the result.
+"""The command line: parses the arguments, calls one function and prints the result.
 
 An error is printed in one line. The exit code is 0 if the command succeeded or the run reached its time
 limit, 1 if a run or its check failed, and 2 if the input was bad. If signal N ended the run, it is 128 + N
@@ -428,7 +428,7 @@ def _given(arguments: Sequence[str]) -> set[str]:
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
-    """Return the requested dp, or the dp that uses every process that torchrun started."""
+    """Return the requested dp. If none was requested, return the dp that uses all of torchrun's processes."""
     if dp is None and started % tp:
         raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
     dp = dp or started // tp

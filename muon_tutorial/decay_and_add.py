@@ -1,4 +1,4 @@
-"""Decays a matrix or a part of it, and steps against an update. A part gets the same bits as in the whole.
+"""Decays a matrix or a part of it, and steps against an update. Parts get the bits of the whole matrix.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
 use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
@@ -93,13 +93,13 @@ def decay_and_add(
     shard: ShardRange | None = None,
     by_rows: bool = False,
 ) -> None:
-    """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
+    """Decay a matrix by the raw learning rate, then step against the update by the adjusted rate.
 
     With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape.
     The part gets the same bits as from one call on the whole matrix, if the whole matrix is contiguous. Its
     update must have the memory layout of torch's Newton–Schulz, which is column-major for a tall matrix. With
-    ``by_rows`` the layout is row-major, as in recipes. The bits are those of a process with one thread. With
-    more threads, torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other
+    ``by_rows`` the layout is row-major, as in recipes. The bits are the same as in a process with one thread.
+    With more threads, torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other
     elements go through the scalar loop.
 
     Raises:

@@ -82,16 +82,16 @@ def zeropower_via_newtonschulz(
     triples = coefficients_per_step(coefficients, steps)
     if G.ndim == 2:
         return _orthogonalize(G.detach(), triples, eps)
-    # One by one, because torch's batched products round differently for one in a hundred small matrices.
+    # One matrix at a time: torch's batched products round one in a hundred small matrices differently.
     members = [_orthogonalize(member, triples, eps) for member in G.detach()]
     return torch.stack(members) if members else G.to(torch.bfloat16)
 
 
 def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Tensor:
-    """``X ← aX + (bA + cA²)X``, ``A = XXᵀ``, for every triple; X is (s, l), the shorter side first.
+    """``X ← aX + (bA + cA²)X`` with ``A = XXᵀ``, for every triple. X is (s, l), the shorter side first.
 
-    From the second step on, each product is written into the memory of one that is no longer needed. The bits
-    are the same as with new tensors.
+    From the second step on, each product is written into the memory of a product that is no longer needed.
+    That does not change the bits.
     """
     tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)

@@ -1,4 +1,4 @@
-"""``DistributedConfig``: the three functions of a user, or of a helper.
+"""``DistributedConfig``: three functions, which a user or a helper provides.
 
 ``config``                the record itself
 ``create_configs``        the helpers: from process groups, from a DeviceMesh, for DTensors

@@ -76,7 +76,7 @@ class CallbackStep:
         self.present = None
 
     def agree(self, fingerprint: Fingerprint) -> Walk:
-        """Find out which gradients there are, before anything changes.
+        """Find out which gradients exist, before anything changes.
 
         All ranks of ``state["agree_group"]`` must run it, and all raise the same error.
 
@@ -94,7 +94,7 @@ class CallbackStep:
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of ``state["agree_group"]``, and the function with which they sum a few numbers."""
+        """The ranks of ``state["agree_group"]``, with a function that sums a few numbers over them."""
         if not dist.is_initialized():
             return ALONE
         group = self._group
@@ -106,7 +106,7 @@ class CallbackStep:
         )
 
     averages = False
-    """Whether the step averages gradients: no, the user has averaged them."""
+    """Whether the step averages gradients. It does not, because the user has averaged them."""
 
     def step(self) -> Walk:
         """Take one optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
@@ -137,8 +137,8 @@ class CallbackStep:
     def _apply(self, index: int, update: Tensor) -> None:
         """Decay and step this rank's part.
 
-        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are
-        those of a step over the whole matrix.
+        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are the
+        same as in a step over the whole matrix.
         """
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
@@ -188,7 +188,7 @@ class CallbackStep:
         return Call(partial(self._ask, name, index, tensor, rank), Label(name, self.names[index]))
 
     def _ask(self, name: str, index: int, tensor: Tensor | None, rank: int) -> Any:
-        """Call the user's function with its own copy of the state."""
+        """Call the user's function with a fresh copy of the state."""
         parameter = self.parameters[index]
         state = {
             **self.config.state,
@@ -210,7 +210,7 @@ class CallbackStep:
         if isinstance(answer, dist.Work):
             return BARE_WORK
         # The function may use one buffer for all parameters, and is called again before this answer is used.
-        # So the answer is copied, unless it is still on its way; then it is a new tensor.
+        # So the answer is copied. If it is still on its way, it is a new tensor, and needs no copy.
         its = answer.to_local() if isinstance(answer, DTensor) else answer
         return answer.clone() if type(its) is Tensor else answer
 

@@ -27,10 +27,10 @@ class DistributedConfig:
         state: whatever the functions need. Each call gets a fresh copy that also contains ``param_idx``,
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
             ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
-            the process group of the ranks that share parameters; without it, all ranks share them.
+            the process group of the ranks that share parameters. By default, all ranks share parameters.
         async_gpu_parallelism: whether owners work at the same time. False is for debugging: parameters are
             stepped one after the other.
-        prefetch_count: how many parameters (or buckets of them) are gathered ahead.
+        prefetch_count: how many parameters (or buckets of parameters) are gathered ahead.
         helper: set if ``create_…_config`` made this config. The optimizer then runs the helper's plan instead
             of gather and redistribute, unless you have replaced one of the two.
 
@@ -59,6 +59,6 @@ class DistributedConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether the config's gather and redistribute are a helper's, so that its plan may replace them."""
+        """Whether gather and redistribute are a helper's, so that the helper's plan may replace them."""
         own = self.helper
         return own is not None and own.gather == self.gather_fn and own.redistribute == self.redistribute_fn

@@ -47,8 +47,8 @@ def create_processgroup_config(
 
     Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
     0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of
-    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own. A DTensor's placements say
-    how it is cut, and the groups of its mesh dimensions must be among these groups.
+    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own parameters. A DTensor's
+    placements say how it is cut. The groups of its mesh dimensions must be among the given ones.
 
     Parameters that are the same on all ranks of ``ep_pg``, such as a router, need another optimizer whose
     config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.
@@ -75,9 +75,9 @@ def create_devicemesh_config(
 ) -> DistributedConfig:
     """Make a config from a ``DeviceMesh``, whose dimensions get the names ``mesh_dim_names``.
 
-    The name says what a mesh dimension does to parameters. ``fsdp``, ``dp_shard`` and ``shard`` cut their
-    dimension 0. ``tp`` cuts the dimension ``tp_dim``. ``dp``, ``ddp``, ``dp_replicate``, ``replicate`` and
-    ``cp`` replicate them. Along ``ep`` and ``pp``, ranks have different parameters. See
+    The name says what a mesh dimension does to parameters. ``fsdp``, ``dp_shard`` and ``shard`` cut dimension
+    0. ``tp`` cuts the dimension ``tp_dim``. ``dp``, ``ddp``, ``dp_replicate``, ``replicate`` and ``cp``
+    replicate parameters. Along ``ep`` and ``pp``, ranks have different parameters. See
     ``create_processgroup_config``.
 
     Raises:
@@ -101,8 +101,8 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
     """Make a config for DTensor parameters, whose placements say how they are cut.
 
     Parameters may lie on several meshes. Plain parameters among them are assumed to be the same on all ranks
-    of the largest mesh, and these ranks share the work on them. Placements do not show the replicas of DDP
-    around a tensor-parallel module, so such replicas would all do the same work. For those, use
+    of the largest mesh, and these ranks share the work on them. Placements do not show the replicas that DDP
+    makes of a tensor-parallel module, so all replicas would do the same work. In that case, use
     ``create_devicemesh_config``.
 
     Raises:

@@ -38,10 +38,10 @@ class HelperFunctions:
         return known
 
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-        """Assign each parameter to one of the ranks that hold it, so that these have about equal work.
+        """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        from an earlier mesh counts only if all ranks of this mesh were on the earlier one and know of it.
+        from an earlier mesh counts only if all ranks of this mesh know of it, because they were on it.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}
@@ -76,7 +76,7 @@ class HelperFunctions:
         return part.view(matrix.box(world.at).shape)
 
     def _one_parameter(self, rank: int, state: dict[str, Any]) -> tuple[LiveWorld | LocalMesh, Bucket]:
-        """Make a bucket of one parameter that ``rank`` owns; return it and its mesh's world."""
+        """Make a bucket of one parameter that ``rank`` owns. Return the bucket and its mesh's world."""
         on_meshes = state.get("on_meshes")
         if on_meshes is None:
             raise ConfigError("call the helper's assign_fn with the same state before its other functions")

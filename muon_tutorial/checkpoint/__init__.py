@@ -1,15 +1,15 @@
 """Checkpoints that any strategy can load on any grid, whichever strategy and grid saved them.
 
 The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
-tensor is saved at its full size, cut into the boxes that ranks held. A load may cut it differently, and any
-tool of that library can read it. The tensors are:
+tensor is saved at its full size, cut into the boxes that ranks held. A load may cut the tensor differently,
+and any tool of that library can read it. The tensors are:
 
-- ``model.NAME``: each parameter and persistent buffer, once, under the model's name for it (its first name,
-  if it is tied), without the prefixes of DDP, ``torch.compile`` and activation checkpointing.
+- ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's name for it, without the
+  prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
 - ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
   parameter; zeros before its first step.
 - ``optimizer.NAME.exp_avg``, ``.exp_avg_sq``, ``.max_exp_avg_sq``, ``.step``: AdamW's state of each parameter
-  that it steps; nothing before its first step.
+  that AdamW steps; nothing before its first step.
 
 The files:
 

@@ -2,7 +2,7 @@
 
 Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. An older
 checkpoint and the draft are exchanged in one step, if the system can do that (Linux, on local file
-systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers use it as long as the
+systems). Otherwise the older checkpoint is first renamed to ``.NAME.old-ID``. Readers use it as long as the
 target is missing. The next save removes drafts of savers that died.
 
 This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
@@ -50,7 +50,7 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
-    """Lock ``target`` for writing; it is a folder or file that need not exist. A lock ends with its process.
+    """Lock ``target`` for writing: a folder or file, which need not exist. The lock ends with the process.
 
     If another process holds the lock, this waits for ``patience`` seconds.
 
@@ -80,7 +80,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                with contextlib.suppress(OSError):  # if the disk is full, the lock works without our name
+                with contextlib.suppress(OSError):  # on a full disk the lock works without our name
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -93,7 +93,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # open it again: its holder may remove the file in between
+        os.close(descriptor)  # open the file again, because its holder may remove it in between
         time.sleep(_TICK)
 
 
@@ -122,7 +122,7 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
 
 
 def put_aside(target: Path, save_id: str) -> Path:
-    """Rename a folder that has a checkpoint's name but is damaged, or is no checkpoint. It is not deleted."""
+    """Rename a folder that has a checkpoint's name, but is damaged or no checkpoint. It is not deleted."""
     aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
     os.rename(target, aside)
     return aside
@@ -145,7 +145,7 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """The path of an old checkpoint that a saver renamed, if the saver died before it moved the new one."""
+    """The path of an old checkpoint whose saver renamed it, and died before it moved the new one."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -169,14 +169,14 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint: first rename it, so that a half-removed one is never taken for a complete one."""
+    """Remove a checkpoint. It is renamed first, so that no reader takes half of it for a checkpoint."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_all_leftovers(folder: Path) -> None:
-    """Remove the drafts of dead savers for all targets in this folder; drafts of living ones stay."""
+    """Remove the drafts of dead savers for all targets in this folder; drafts of living savers stay."""
     found = (_LEFTOVER.fullmatch(name) for name in os.listdir(folder))
     for name in {match["name"] for match in found if match}:
         with contextlib.suppress(CheckpointError), locked(folder / name, patience=0.0):

@@ -1,4 +1,4 @@
-"""``load_checkpoint``: reads a folder into a model and its optimizer, all of it or nothing."""
+"""``load_checkpoint``: reads a folder into a model and its optimizer, either completely or not at all."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
 
-    Must be called by all ranks of the default process group, or in a single process without one. Once every
-    rank has read and checked everything, the model's parameters are overwritten in place, and the optimizer's
-    state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
+    Must be called by all ranks of the default process group, or in a single process without a group. Once
+    every rank has read and checked everything, the model's parameters are overwritten in place, and the
+    optimizer's state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
     from an untrusted source: nothing in them is executed.
 
     Args:
         rename: a function from the model's name of a parameter to the name under which it was saved.
 
     Raises:
-        CheckpointError: there is no such checkpoint; a file is damaged, missing or not part of it; it lacks
-            an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer differs.
-            Raised on all ranks, with the cause; nothing has changed.
+        CheckpointError: there is no such checkpoint; a file is damaged, missing or not part of it; the
+            checkpoint lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or
+            optimizer differs. Raised on all ranks, with the cause; nothing has changed.
     """
     return load_found(lambda: [Path(path)], model, optimizer, rename)
 
@@ -58,7 +58,7 @@ def load_checkpoint(
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Load the first undamaged folder that ``find`` returns on rank 0, as ``load_checkpoint`` does."""
+    """Call ``find`` on rank 0, and load the first undamaged folder like ``load_checkpoint``."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -111,7 +111,7 @@ def load_found(
 
 
 def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """The first checkpoint in which no rank finds damage; if all are damaged, the first one."""
+    """The first checkpoint in which no rank finds damage. If all are damaged, it is the first checkpoint."""
     for path in paths if len(paths) > 1 else ():
 
         def look(path: Path = path) -> tuple[None, str | None]:
@@ -131,8 +131,8 @@ class Found(NamedTuple):
     """What a rank finds in the checkpoint (``digest``, ``saved``, ``states``) and in its own model.
 
     ``saved``: names of saved parameters and buffers. ``states``: the kind of optimizer that stepped each
-    parameter. ``names``: the names in the model. ``stepped``: the names of the parameters that its optimizer
-    steps.
+    parameter. ``names``: the names in the model. ``stepped``: the names of the parameters that this rank's
+    optimizer steps.
     """
 
     digest: str
@@ -147,7 +147,7 @@ class LoadTargets:
     """The tensors and hyperparameters that a load sets on this rank.
 
     ``model``: the model's own tensors. ``blanks``: new tensors, into which everything is read first.
-    ``states``: the optimizer's new state. ``hyperparameters``: saved with each parameter.
+    ``states``: the optimizer's new state. ``hyperparameters``: those that were saved with each parameter.
     """
 
     model: dict[str, TensorInPieces]

@@ -1,4 +1,4 @@
-"""``CheckpointManager``: a folder of checkpoints by step; it keeps the newest.
+"""``CheckpointManager``: saves checkpoints by step into a folder, and keeps the newest ones.
 
 ``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
 newest, and is written after the checkpoint that it names. This module decides where to save and which
@@ -48,8 +48,8 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep: the one saved last, and the newest ones before it. Anything else
-            in the folder stays, such as a checkpoint that is being copied there.
+        keep: how many checkpoints to keep. They are the one saved last and the newest ones before it.
+            Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -73,11 +73,11 @@ class CheckpointManager:
         rename: Rename | None = None,
         wait: bool = True,
     ) -> PendingSave:
-        """Save as the newest checkpoint, and remove those that are no longer kept.
+        """Save as the newest checkpoint, and remove checkpoints that are no longer kept.
 
         Must be called by all ranks of the default process group in their main threads, or in a single process
-        without one. A checkpoint of the same step is replaced. Checkpoints of later steps stay; they exist
-        if a run was resumed from an earlier step.
+        without a group. A checkpoint of the same step is replaced. Checkpoints of later steps stay; they
+        exist if a run was resumed from an earlier step.
 
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
@@ -90,8 +90,9 @@ class CheckpointManager:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
 
         Raises:
-            CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and no call
-                has raised its error yet. Then this call saves nothing. Raised on all ranks.
+            CheckpointError: as in ``save_checkpoint``. It may also be the error of an earlier save in a
+                thread, if no call has raised that error yet. Then this call saves nothing. Raised on all
+                ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
@@ -144,7 +145,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files, but no flipped bits; ``load`` notices those, too.
+        This notices missing and truncated files, but no flipped bits. ``load`` also notices flipped bits.
         """
         return next(filter(self._is_complete, self._newest_first()), None)
 
@@ -185,7 +186,7 @@ class CheckpointManager:
         damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
-            CheckpointError: there is none; or as in ``load_checkpoint``. Nothing has changed.
+            CheckpointError: there is no checkpoint, or as in ``load_checkpoint``. Nothing has changed.
         """
         self.wait()
 
@@ -216,7 +217,7 @@ class CheckpointManager:
         return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
-        """Write a checkpoint's name to ``latest``, and remove those that are not kept. Called on rank 0."""
+        """Write a checkpoint's name to ``latest``, and remove old checkpoints. Called on rank 0."""
         folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
         step = _step_of(target.name)
         assert step is not None
@@ -232,12 +233,13 @@ class CheckpointManager:
 class PendingSave:
     """A save that runs in a thread, or is done.
 
-    If it fails, the first call that waits for it raises the error: this object's ``wait()``, or the manager's
-    next ``save()``, ``load()`` or ``wait()``. Otherwise it is printed when the process ends.
+    If the save fails, the first call that waits for it raises the error: this object's ``wait()``, or the
+    manager's next ``save()``, ``load()`` or ``wait()``. Without such a call, the error is printed when the
+    process ends.
     """
 
     def __init__(self, saved: Future[None] | None) -> None:
-        self._saved = [saved] if saved is not None else []  # empty once it has been waited for
+        self._saved = [saved] if saved is not None else []  # empty after the first wait
         weakref.finalize(self, _complain, self._saved)
 
     @property

@@ -35,7 +35,7 @@ _NAMES_A_RANK = re.compile(r"ranks? (\d+)")
 class Meeting:
     """A task that ranks have begun together. ``id`` is the same on all of them, and is never used again.
 
-    ``timeout`` is that of the default process group, in seconds.
+    ``timeout`` is the default process group's timeout, in seconds.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Meeting:
         return made[0], answer
 
     def _exchange(self, stage: str, part: Any, own: BaseException | None, decide: Callable[..., Any]) -> Any:
-        """Send this rank's part, or its error, to rank 0 through the store, and wait for the answer."""
+        """Send this rank's part or error to rank 0 through the store, and wait for the answer."""
         packed, unfit = _attempt(lambda: pack(part))
         own = own or unfit
         self.store.set(f"{stage}/{self.rank}", packed if own is None else pack({"failed": self._line(own)}))
@@ -90,7 +90,7 @@ class Meeting:
         return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
-        """Call ``make`` on every rank; return its value if all succeeded, else raise as ``agree`` does."""
+        """Call ``make`` on every rank. Return the value if all ranks succeeded, else raise like ``agree``."""
         return self.agree(stage, lambda: (make(), None), lambda found: found)[0]
 
     def _preside(self, stage: str, decide: Callable[[list[Any]], Sequence[Any]]) -> BaseException | None:
@@ -113,7 +113,7 @@ class Meeting:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
         verdict = _ANSWERED
-        if error is not None:  # an error of this package is about all ranks, another error about rank 0 only
+        if error is not None:  # this package's errors concern all ranks, other errors only rank 0
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
             verdict = _REFUSED + f"{whose}{self._line(error)}".encode()
         self.store.set(f"{stage}/verdict", verdict)
@@ -145,7 +145,7 @@ class Meeting:
         return f"did not {stage} within {self.timeout:g} s ({self.what})"
 
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
-        """The error that this rank raises: its own if it is the cause, else one with ``complaint``."""
+        """The error that this rank raises: its own error if that is the cause, else ``complaint``."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
             if isinstance(own, TutorialError):
                 return own
@@ -158,7 +158,7 @@ class Meeting:
         return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
-        """An error in one line; if this package did not raise it, followed by the meeting's name."""
+        """An error in one line. If this package did not raise it, the meeting's name follows."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
 
@@ -183,7 +183,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: an OSError's cause and file, or its text, with the class if it is not ours."""
+    """An error in one line: an OSError's cause and file, another error's text. Foreign classes are named."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

@@ -33,7 +33,7 @@ Place = tuple[str, Offset]
 
 
 class Written(NamedTuple):
-    """The file that a rank wrote: its name, size and SHA-256, and where each piece begins and ends in it."""
+    """The file that a rank wrote: its name, size and SHA-256, and where each piece begins and ends."""
 
     file: str
     size: int
@@ -104,7 +104,7 @@ def saved_tensors(
 
 def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -> bytes:
     """The file ``.metadata``, which tells ``torch.distributed.checkpoint`` where the boxes are."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # takes 0.1 s, and only on rank 0
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # takes 0.1 s; only rank 0 needs it
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,

@@ -49,7 +49,7 @@ class HeldBoxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInPieces:
-    """Some pieces of a tensor, by their offsets in it. ``shape`` is the whole tensor's shape."""
+    """Some pieces of a tensor, by their offsets. ``shape`` is the whole tensor's shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -242,7 +242,7 @@ def _named(
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The persistent buffers, each once, even if hooks change what ``state_dict()`` returns."""
+    """The persistent buffers, each of them once. Hooks that change ``state_dict()`` do not matter."""
     passing = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)

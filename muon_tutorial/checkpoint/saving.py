@@ -39,23 +39,23 @@ def save_checkpoint(
 
     Must be called by all ranks of the default process group with the same path on a shared file system, or in
     a single process without a group. Values that several ranks hold are compared before anything is written.
-    Buffers are the exception: they may differ on data-parallel ranks (BatchNorm), and those of one rank are
+    Buffers are the exception: they may differ on data-parallel ranks (BatchNorm), and one rank's buffers are
     saved.
 
     The folder is written as a draft and moved into place when it is complete. So the path always holds the
     new checkpoint or the previous content, even after a kill, and you can call this again.
 
     Args:
-        extra: saved from rank 0, returned by ``load_checkpoint``: numbers, text, tensors, and dicts, lists
-            and tuples of these, such as a step, a scheduler's ``state_dict()``, a generator's state.
+        extra: what rank 0 saves in addition, and ``load_checkpoint`` returns: numbers, text, tensors, and
+            dicts, lists and tuples of these, such as a step or a scheduler's ``state_dict()``.
         rename: a function from the model's name of a parameter to the name under which it is saved. It is
             needed if ranks have different parameters with equal names (experts, pipeline stages).
-        existing: ``"refuse"`` a folder that is not empty; or ``"replace"`` it if it is a checkpoint.
+        existing: what to do with a folder that is not empty. ``"refuse"`` it, or ``"replace"`` a checkpoint.
 
     Raises:
-        CheckpointError: the folder is not empty or cannot be written, another process is saving to it, or
-            ranks hold different values of something that should be the same; or a rank did not do its part
-            within the timeout of the default process group. Raised on all ranks.
+        CheckpointError: the folder is not empty or cannot be written, another process is saving to it, ranks
+            hold different values of something that should be the same, or a rank did not do its part within
+            the timeout of the default process group. Raised on all ranks.
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
@@ -181,7 +181,7 @@ class Save:
                 )
         groups = {name: its for each in self._summaries for name, its in each.groups.items()}
         data = manifest.to_bytes(manifest.Manifest(self.meeting.id, self._files, tensors, groups))
-        manifest.from_bytes(data)  # a check: raises if a load could not read it
+        manifest.from_bytes(data)  # this is a check: it raises if a load could not read the file
         self._write(manifest.NAME, data)
         folders.commit(self._draft, self.folder)
         try:

@@ -115,7 +115,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """A request to wait for the ticket of a ``Start``. The answer is that of the collective."""
+    """A request to wait for the ticket of a ``Start``. The answer is the collective's answer."""
 
     ticket: Any
 

@@ -1,4 +1,4 @@
-"""Hops: a function for each change of placement along one axis, and one for a packed exchange over several.
+"""Hops: a function for each change of placement along one axis, and one for an exchange over several axes.
 
 Each function is a generator that asks for at most one collective, or for one per slice if the slices of a
 flat buffer have different lengths. Every hop in ``_MOVES`` has its opposite there, except reduce_scatter and
@@ -90,7 +90,7 @@ def _unpack(
 ) -> None:
     """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
-        arrived.copy_(arrived)  # only one copy, as there are no values
+        arrived.copy_(arrived)  # only one copy, because meta has no values
     else:
         for part, elements in zip(parts, arrived.split([part.numel for part in parts]), strict=True):
             view(buffer, part.held)[part.index] = elements.view(part.box.shape)
@@ -106,7 +106,7 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 
 def gather_together(
-    boxes: Sequence[Tensor],  # this rank's piece of each
+    boxes: Sequence[Tensor],  # for each box, this rank's piece
     hops: Sequence[Hop],
     dtype: torch.dtype,
     at: Coordinate,
@@ -126,7 +126,7 @@ def gather_together(
 
 
 def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Keep this rank's slice of a tensor that all ranks hold, or all of it, or nothing, as ``hop`` says."""
+    """Of a tensor that all ranks hold, keep this rank's slice, or everything, or nothing, as ``hop`` says."""
     if isinstance(hop.dst, Owned):
         return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
     return x[hop.pieces(at).mine.slices] if isinstance(hop.dst, Shard) else x
@@ -224,7 +224,7 @@ def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """Return all positions' pieces, flat, one after the other, each padded to the length of the largest."""
+    """Return all positions' pieces, flat and one after the other. All are padded to the largest length."""
     if not pieces.uneven:
         return x.reshape(-1)
     rows = x.new_zeros(pieces.parts, pieces.size)

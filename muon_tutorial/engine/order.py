@@ -60,7 +60,7 @@ def abreast(walks: Iterable[Walk]) -> Walk:
 
 
 def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
-    """Let every task wait for its last request and issue its next one; return the tasks still in flight.
+    """Let every task wait for its last request and issue its next one; return the tasks that go on.
 
     The values of finished tasks go to ``values``, by index. To free memory early, each task is removed from
     ``flight`` when its turn comes. A sent tensor is dropped when its request is answered, and an answer when

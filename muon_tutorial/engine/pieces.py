@@ -20,7 +20,7 @@ class Pieces:
     """The boxes that this rank holds, by the index of their matrix. A box may be in several parts.
 
     ``take`` puts a box's parts together and removes them, so that their memory is free as soon as the box has
-    been used. Empty boxes need not be put.
+    been used. Empty boxes may be missing.
     """
 
     dtype: torch.dtype
@@ -28,13 +28,13 @@ class Pieces:
     _parts: dict[int, list[tuple[tuple[slice, ...], Tensor]]] = field(default_factory=dict)
 
     def put(self, matrix: int, box: Tensor) -> None:
-        """Store a matrix's box, in its own shape."""
+        """Store a matrix's box, in the box's shape."""
         self._parts[matrix] = [((), box)]
 
     def take(self, held: BufferSlice) -> Tensor:
-        """Remove and return a matrix's box, in its own shape."""
+        """Remove and return a matrix's box, in the box's shape."""
         shape = held.box.shape
-        if 0 in shape:  # an empty box need not be put
+        if 0 in shape:  # empty boxes may be missing
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         parts = self._parts.pop(held.entry.matrix.index)
         _, first = parts[0]
@@ -50,9 +50,9 @@ class Pieces:
     def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
         """Remove all boxes, and return the parts that leave, packed flat, and a list of the parts that stay.
 
-        Parts that stay are contiguous. A part that also leaves is a view of the packed one, and a box that
-        stays whole is not copied. Other parts that stay are copied, so that they do not keep their whole box
-        alive.
+        Parts that stay are contiguous. If a part stays and also leaves, it is a view of the packed part. A
+        box that stays whole is not copied. Other parts that stay are copied, so that they do not keep their
+        whole box alive.
         """
         numel = sum(part.numel for part in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)

@@ -33,23 +33,23 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
 
-    ``layerwise`` sends gradients to their owners and parameters back: on average, as many bytes per rank.
+    ``layerwise`` sends gradients to owners and parameters back. A rank sends as many bytes on average.
     """
     return rho(D) * N * (g + p)
 
 
 def fsdp2_adamw(D: int, N: int, g: int, p: int) -> Fraction:
-    """Parameters gathered for forward and again for backward, gradients reduced: ρN(g+2p)."""
+    """Two gathers of the parameters (for forward and for backward) and a reduction of gradients: ρN(g+2p)."""
     return rho(D) * N * (g + 2 * p)
 
 
 def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
-    """Moonshot's ZeRO-1, which gathers whole buckets: ρN(g+p+b), without the tensor-parallel gathers."""
+    """Moonshot's ZeRO-1, which gathers whole buckets: ρN(g+p+b). Tensor-parallel gathers are not counted."""
     return rho(D) * N * (g + p + b)
 
 
 def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
-    """Bytes received with ``gather="boundary"``: b·(elements − own elements) summed over ``straddled``."""
+    """Bytes received with ``gather="boundary"``: b·(elements − own elements), summed over ``straddled``."""
     return sum(b * (whole - own) for whole, own in wholes_and_own)
 
 

@@ -22,7 +22,7 @@ LARGEST_SEGMENT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GlooTraffic:
-    """What one rank sends for one collective: bytes of data, and the messages it sends and receives."""
+    """One rank's traffic in one collective: bytes of data that it sends, and messages in both directions."""
 
     data: int = 0
     messages_out: int = 0
@@ -30,7 +30,7 @@ class GlooTraffic:
 
     @property
     def writes(self) -> int:
-        """Writes to TCP: a notice and the data of each message sent, a notice for each message received."""
+        """Writes to TCP: two for each message sent (notice and data), one for each received (a notice)."""
         return 2 * self.messages_out + self.messages_in
 
     @property
@@ -112,7 +112,7 @@ def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraf
 
 
 def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) -> GlooTraffic:
-    """Gloo's reduce: the first half of its all_reduce's ring, then every chunk to the root.
+    """Gloo's reduce: the first half of an all_reduce's ring, after which every chunk goes to the root.
 
     The ring stops two segments before a full round, however many segments a chunk has. If a chunk has more
     than two segments, a rank also sends segments of its own chunk that no rank needs.
@@ -128,7 +128,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that ``sender`` sends: all segments except the two before the next rank's."""
+        """Bytes and messages that ``sender`` sends. It omits the two segments before the next rank's own."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)

@@ -1,8 +1,8 @@
 """Counts the bytes of requested collectives. A ledger observes a world, and changes nothing in it.
 
 It counts bytes in four ways. ``payload``: bytes that a rank hands to a collective.
-``ring``: bytes that it sends if the collective runs as a ring (``ring_bytes.py``), and ``received``: bytes
-that it then receives. ``gloo``: bytes of data that it sends if Gloo runs the collective (``gloo_bytes.py``).
+``ring`` and ``received``: bytes that it sends and receives if the collective runs as a ring
+(``ring_bytes.py``). ``gloo``: bytes of data that it sends if Gloo runs the collective (``gloo_bytes.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """The sum over collectives of one rank, or of all ranks, in bytes."""
+    """A sum of bytes over the collectives of one rank or of all ranks."""
 
     phase: str
     collectives: int
@@ -90,7 +90,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries. If all entries have the same phase, it has this phase, else an empty one."""
+    """The sum of entries. Its phase is the phase of all entries, or empty if their phases differ."""
     found = list(entries)
     sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
     phases = {entry.phase for entry in found}

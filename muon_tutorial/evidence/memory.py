@@ -1,8 +1,8 @@
-"""Bytes of memory on a rank: predicted by kind from the plan, or counted while a step runs (the peak).
+"""Bytes of memory on a rank: predicted from the plan, kind by kind, or counted as a peak while a step runs.
 
 ``PeakMemory`` sees every tensor that PyTorch makes in its ``with`` block, also on the meta device, where
-tensors have sizes but no memory. So the peak of a step is predicted by walking the step over meta tensors,
-and measured with the same class over real ones. Memory that C++ allocates without the dispatcher is not seen.
+tensors have sizes but no memory. So the peak of a step is predicted when the step walks over meta tensors,
+and measured when it walks over real tensors. Memory that C++ allocates without the dispatcher is not seen.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Held:
     The first three stay between steps. The others exist only while a bucket is processed; their values are
     for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
     not packed). ``gathered``: the buffer that receives the momentum. ``whole``: the most that this rank
-    receives over tp at once. That is one matrix; or, if tp gathers by the bucket, all matrices of the bucket
-    that the rank works on; or the sum of the bucket's Gram matrices.
+    receives over tp at once. That is one matrix, or the sum of the bucket's Gram matrices. If tp gathers by
+    the bucket, it is all matrices of the bucket that the rank works on.
     """
 
     parameters: int
@@ -73,7 +73,7 @@ class CountingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: with True, PyTorch would wrap each operation, and import its compiler (2 s)."""
+        """Return False. With True, PyTorch would wrap each operation, and import its own compiler (2 s)."""
         return False
 
 
@@ -81,7 +81,7 @@ class CountingMode(TorchDispatchMode):
 class PeakMemory(CountingMode):
     """Counts the bytes of live tensors that were made in its ``with`` block: ``now`` and at the ``peak``.
 
-    A storage counts once, from its first tensor until it is freed.
+    A storage counts once, from when its first tensor is made until the storage is freed.
     """
 
     now: int = 0
@@ -99,7 +99,7 @@ class PeakMemory(CountingMode):
         return result
 
     def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Count the storages of an operation's result, unless its arguments have them already."""
+        """Count the storages of an operation's result, except storages of its arguments."""
         known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)

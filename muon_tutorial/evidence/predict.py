@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def predict(plan: Plan, at: Coordinate) -> Ledger:
-    """The ledger of one rank's step, the same as a real run would give."""
+    """The ledger of one rank's step, as a real run would fill it."""
     step = step_over_ones(plan, at, torch.device("meta"), IN_FLIGHT, ns_steps=0)  # iterations send nothing
     with torch.no_grad():
         return Ledger([entry_of(request, at) for request in requests_of(step.step())])
@@ -44,9 +44,9 @@ def predict(plan: Plan, at: Coordinate) -> Ledger:
 def step_over_ones(
     plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
 ) -> PlanStep:
-    """One rank's step over parameters and gradients of ones (on the meta device they have no values).
+    """One rank's step over parameters and gradients of ones. (On the meta device, they have no values.)
 
-    All parameters are in one group: ``SETTINGS``, updated by ``settings``.
+    All parameters are in one group, whose settings are ``SETTINGS``, updated by ``settings``.
     """
     group = {**SETTINGS, **settings}
     parameters = [

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 
 def svg_style(salt: str, **more: Any) -> AbstractContextManager[None]:
-    """A context to draw and save in: text becomes paths, in matplotlib's own font; ids depend on ``salt``."""
+    """A context to draw and save in. Text becomes paths in matplotlib's own font. Ids depend on ``salt``."""
     style: dict[Any, Any] = {"svg.fonttype": "path", "svg.hashsalt": salt, "font.family": "DejaVu Sans"}
     return mpl.rc_context(style | more)
 

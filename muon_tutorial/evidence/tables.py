@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Cell = str | int | float | None
-TableRow = dict[str, Cell]  # cells by column; every row of a table has the same columns
+TableRow = dict[str, Cell]  # a cell for each column; all rows of a table have the same columns
 
 
 @dataclass(frozen=True, slots=True)

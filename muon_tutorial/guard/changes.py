@@ -84,7 +84,7 @@ class MadeFor:
         return cls(groups, state, each)
 
     def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
-        """Return what has changed. It is one loop with little work per parameter, as every step calls it."""
+        """Return what has changed. This is one loop with little work per parameter; every step calls it."""
         same = groups is self.groups and state is self.state
         found = Changed.NOTHING if same else Changed.GROUPS
         index, count = 0, len(self.each)
@@ -112,7 +112,7 @@ class MadeFor:
 def drop_replaced(
     before: MadeFor, groups: Sequence[Mapping[str, Any]], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Drop the state of parameters that were replaced. The new parameters start without momentum.
+    """Drop the state of replaced parameters. The new parameters start without momentum.
 
     Raises:
         UsageError: momentum would be lost.
@@ -132,16 +132,16 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to its parameter's device, and to its dtype if that is wider. Drop zero momentum.
+    """Move each momentum to the parameter's device, and widen it to the parameter's dtype; drop zeros.
 
-    ``before`` describes the same parameters, in order, when steps were last made.
+    ``before`` describes the same parameters, in order, at the time when steps were last made.
 
     Raises:
         UsageError: a parameter has another shape than when its momentum began.
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
-        is_cut = param.numel() != math.prod(was[2])  # a host may cut it before the first step
+        is_cut = param.numel() != math.prod(was[2])  # a host may cut a parameter before the first step
         if was[2] != tuple(param.shape) and (not is_cut or has_moved(entry)):
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
@@ -150,7 +150,7 @@ def follow_changes(
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):  # it is made again for the new shape; this rank's slice may be empty
+        if not has_moved(entry):  # momentum is made again; this slice may be empty
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}
@@ -242,7 +242,7 @@ def widened(saved: Tensor, param: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenGradients:
-    """The gradients of some parameters at one moment: weak references to them, and perhaps checksums.
+    """The gradients of some parameters at one moment, as weak references, perhaps with checksums.
 
     Only a checksum reveals every write, because old training loops write to ``p.grad.data``, which changes no
     version counter. If nothing was averaged, later changes do not matter, because a step uses whatever
@@ -274,7 +274,7 @@ class SeenGradients:
         )
 
     def were_dropped(self) -> bool:
-        """Whether all these gradients are gone. Another ``backward()`` may have produced new ones."""
+        """Whether all these gradients are gone. Another ``backward()`` may have produced new gradients."""
         pairs = list(zip(self.params, self.tensors, strict=True))
         if any(tensor is not None and _stands(param, tensor) for param, tensor in pairs):
             return False
@@ -291,13 +291,13 @@ class SeenGradients:
 
 
 def _stands(param: Tensor, tensor: TensorWeakRef | None) -> bool:
-    """Whether a parameter's gradient is the same tensor as before, or still None."""
+    """Whether a parameter's gradient is the same tensor as before, or is still None."""
     if tensor is None or param.grad is None:
         return tensor is None and param.grad is None
     return tensor() is param.grad
 
 
 def _bits(params: Sequence[Tensor]) -> Tensor | None:
-    """Return a checksum of each gradient on this rank, [gradients]; None without gradients or data."""
+    """Return a checksum of each gradient on this rank, [gradients]; None if there is nothing to read."""
     gradients = [grad for param in params if (grad := local_gradient(param)) is not None and not grad.is_meta]
     return torch.stack([checksum(grad) for grad in gradients]) if gradients else None

@@ -82,7 +82,7 @@ def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
 
 
 def _of(group: Mapping[str, Any], index: int | None) -> str:
-    """Say which group it is; empty if the group is not in an optimizer yet."""
+    """Name a group in a message; empty if the group is not in an optimizer yet."""
     names = group.get("param_names")
     return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
 

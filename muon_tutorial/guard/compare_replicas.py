@@ -1,8 +1,8 @@
-"""Ranks that hold copies of a parameter compare them, and the state, before the first step and at intervals.
+"""Ranks that hold copies of parameters and state compare them before the first step and at intervals.
 
 Without this, ranks that began from different seeds, or loaded different files, would step without an error.
-With ``zero1`` they would mix several models into one, and with other strategies each would train its own
-model. To compare, ranks send only a hash and its square for each parameter.
+With ``zero1`` such ranks would mix several models into one. With other strategies each rank would train its
+own model. To compare, ranks send only a hash and its square for each parameter.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ OWN = (
 class Replica:
     """Tensors of this rank, and the axes along which every rank should hold equal tensors.
 
-    ``named`` is whether the name comes from the user. Otherwise it is a position in a list, whose order may
-    differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each rank
-    may have its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is whether a difference
-    causes a warning instead of an error, because Muon does not step the parameter.
+    ``named`` is whether the name comes from the user. Otherwise the name is a position in a list, whose order
+    may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each
+    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is
+    whether a difference causes a warning instead of an error, because Muon does not step the parameter.
     """
 
     name: str
@@ -83,15 +83,16 @@ def compare_replicas(
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
     the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among
-    DTensors may differ, because each rank may have its own. FSDP2 does not average their gradients, so a
-    warning names one that differs.
+    DTensors may differ, because each rank may have its own parameters. FSDP2 does not average their
+    gradients, so a warning names one that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
-    whose gradients are averaged with Muon's. All ranks must call, and return what ``compare_gradients`` does.
+    whose gradients are averaged together with Muon's gradients. All ranks must call, and return what
+    ``compare_gradients`` does.
 
     Raises:
         MismatchError: copies differ. All ranks raise it.
-        GradientError: gradients differ, though a plan expects averaged ones. All ranks raise it.
+        GradientError: gradients differ, though a plan expects averaged gradients. All ranks raise it.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         renamed = _refuse_other_names(world, replicas)
@@ -121,8 +122,8 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     Zero gradients prove nothing about plain matrices among DTensors, which may be each rank's own. If such a
-    matrix has had only zero gradients, the result is True: call it at the next step with ``again``, which
-    compares only plain matrices.
+    matrix has had only zero gradients, the result is True. Then call this at the next step with ``again``,
+    which compares only plain matrices.
 
     Raises:
         GradientError: the gradients differ. All ranks raise it.
@@ -161,7 +162,7 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
 
 
 def compare_in_process(steps: Sequence[MeshStep]) -> None:
-    """Compare this rank's parameters with those of the other ranks of its ``LocalWorld``.
+    """Compare this rank's parameters with the parameters of other ranks of its ``LocalWorld``.
 
     Raises:
         MismatchError: the values differ. The last rank to call raises it.
@@ -242,7 +243,7 @@ def _meshes(
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a tensor's bits can be read. Quantized tensors have their own class, and may not allow it."""
+    """Whether a tensor's bits can be read. Quantized tensors have a class that may not allow it."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
@@ -258,7 +259,7 @@ def _planned(step: PlanStep, assumed: Axes = frozenset()) -> Iterator[tuple[Repl
 
 
 def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:
-    """Return a parameter's gradient; an empty tensor if only other ranks have one."""
+    """Return a parameter's gradient, or an empty tensor if only other ranks have a gradient."""
     grad = shard.parameter.grad
     held = shard.parameter.data.new_zeros(0) if grad is None else grad
     return Replica(shard.shards[0].entry.matrix.name, (held,), _copied(step, shard) - {"tp"})
@@ -272,7 +273,7 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
-    """Yield the parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
+    """Yield the parameters on this mesh that no plan steps, and their state. Plain ones need ``plain``.
 
     Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user. If
     there are ``assumed`` axes, plain parameters are yielded with their gradient instead of their state.
@@ -304,8 +305,8 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks, because values would go into the wrong parameters.
 
-    Parameters that may be each rank's own, such as experts, may have other names on other ranks. It returns
-    those that do.
+    Parameters that may be each rank's own, such as experts, may have other names on other ranks. Those that
+    do are returned.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.
@@ -341,7 +342,7 @@ def _differing(
     device = torch.device("cpu") if world.mesh.device_type == "cpu" else replicas[0].parts[0].device
     each = [replica.hash for replica in replicas] if hashes is None else hashes
     numbers = torch.stack([it.to(device) for it in each]).double()
-    flags = torch.stack([numbers, numbers.square()], dim=1)  # [hashes, 2]: their sums show what differs
+    flags = torch.stack([numbers, numbers.square()], dim=1)  # [hashes, 2]: the sums show what differs
     wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:
         sums = sum_counts(flags.clone(), world.group((axis,)))
@@ -364,7 +365,7 @@ def _who_differs(world: LiveWorld, replica: Replica) -> str:
 
 
 def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[tuple[int, ...], int, T]]:
-    """Gather, from each rank, its position along the axes that cut the replica, its number, and ``held``."""
+    """Gather each rank's position along the axes that cut the replica, the rank's number, and ``held``."""
     cut = tuple(world.at[axis] for axis in world.grid.axes if axis not in replica.axes)
     found = [(cut, world.at.rank, held)]
     for axis in reversed(world.grid.axes):

@@ -31,9 +31,9 @@ Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
 class MeshStep:
     """A step and the world of its mesh.
 
-    ``agreed`` are the lines of text that ranks compared when it was made. Along the axes ``assumed``, plain
-    parameters are only assumed to be the same; see ``MeshParameters``. If ranks along an axis have different
-    parameters, ``own_along`` is that axis.
+    ``agreed`` are the lines of text that ranks compared when the step was made. Along the axes ``assumed``,
+    plain parameters are only assumed to be the same; see ``MeshParameters``. ``own_along`` is an axis along
+    which ranks have different parameters, if there is one.
     """
 
     step: Step
@@ -44,12 +44,12 @@ class MeshStep:
 
     @property
     def plan(self) -> Plan | None:
-        """The step's plan; None for a user's own functions, and in a single process."""
+        """The step's plan; None if a user's own functions or a single process make the step."""
         return self.step.plan if isinstance(self.step, PlanStep) else None
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps. All ranks must call it. A plan equal to that of the steps before is not compared."""
+"""Makes the steps. All ranks must call it. A plan that equals the previous steps' plan is not compared."""
 
 
 @dataclass(slots=True, eq=False)

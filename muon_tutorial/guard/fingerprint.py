@@ -1,8 +1,8 @@
 """Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
 ``step/agreement.py`` compares them across ranks, and says what differs on which rank. To add a check, add a
-line to ``facts`` if the text changes only with the groups or the state. Otherwise add it to
-``Guard.fingerprint``, which runs in every step. This adds no message, because all texts travel as one hash.
+line to ``facts`` if the text changes only with the groups or the state. Otherwise add a line to
+``Guard.fingerprint``, which runs in every step. Neither adds a message, because all texts travel as one hash.
 """
 
 from __future__ import annotations

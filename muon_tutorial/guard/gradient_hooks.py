@@ -1,7 +1,7 @@
 """Hooks that run when ``backward()`` produces a gradient, for steps that average gradients themselves.
 
-They make the gradient refuse to be clipped before it is averaged. With ``overlap_grad_reduce`` they also send
-it to the other ranks.
+They make the gradient refuse to be clipped before it is averaged. With ``overlap_grad_reduce``, hooks also
+send the gradient to other ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class GradientHooks:
     """The hooks on the parameters of an optimizer and its companions. They are removed with this object.
 
-    ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends those of the current
-    step. It uses the world that ``apart`` contains once ranks have agreed on the plan.
+    ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends the current step's
+    gradients. Once ranks have agreed on the plan, ``apart`` contains the world that ``reduction`` uses.
     """
 
     overlap: bool = False

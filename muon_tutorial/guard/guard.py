@@ -65,10 +65,10 @@ class State(Enum):
 class Guard:
     """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
-    ``companions`` are the optimizers that step with this one, such as AdamW. ``unstepped`` are names and
-    parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last averaged
-    with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer is
-    made. ``number`` counts the Muons on a mesh, to tell them apart. ``skipped_gradients`` counts the
+    ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
+    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
+    averaged with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the
+    optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
     ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check,
     and ``described`` the texts to compare that were made from them. ``compares_gradients`` is whether the
     next step must compare gradients again; see ``compare_gradients``.
@@ -120,9 +120,9 @@ class Guard:
     ) -> Walk:
         """Check a step before it runs, and return the steps to run, one per mesh. All ranks must run it.
 
-        If the plan averages gradients, those of ``beside`` are averaged, too; without ``beside``, those of
-        the companions. With an ``error``, all ranks refuse the step. This rank raises the error, and the
-        other ranks raise an error that names this rank.
+        If the plan averages gradients, the gradients of ``beside`` are averaged, too. Without ``beside``, the
+        companions' gradients are averaged. With an ``error``, all ranks refuse the step. This rank raises the
+        error, and the other ranks raise an error that names this rank.
 
         Raises:
             TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.
@@ -147,14 +147,14 @@ class Guard:
                 yield from mesh.step.agree(fingerprint)
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
-            still = () if self.is_compared else self.unstepped  # no step changes these, so compare them once
+            still = () if self.is_compared else self.unstepped  # no step changes ``unstepped``
             self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
             self.is_compared = True
         elif self.compares_gradients:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # a process group may exist by now, whose other ranks chose other recipes
+            if self.steps.alone:  # a new process group may have ranks with other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
@@ -172,7 +172,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # all ranks do this, so the next step compares replicas again
+            self.is_compared = False  # all ranks come here, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -218,7 +218,7 @@ class Guard:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # all ranks raise it
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # step() sends them again, and raises
+                self.gradients_changed()  # ``step()`` sends them again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
@@ -284,8 +284,8 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on none. The old steps compare this first, because making
-        new ones takes messages of its own.
+        Parameters must have changed on all ranks or on no rank. The old steps compare this first, because new
+        steps are made with messages of their own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
@@ -389,11 +389,12 @@ class Guard:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
         All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or the
-        ``MuonWithAdamW`` that contains it. The scaler sets its ``found_inf``, and also its ``grad_scale`` if
+        ``MuonWithAdamW`` that contains it. The scaler sets ``found_inf`` on ``scaled``, and ``grad_scale`` if
         gradients must be unscaled here.
 
         Raises:
-            GradientError: only some ranks found infinity, or may have, because ``unscale_`` was not called.
+            GradientError: only some ranks found infinity, or ``unscale_`` was not called, so ranks cannot
+                skip together.
         """
         found_inf = getattr(scaled, "found_inf", None)
         if found_inf is None:
@@ -466,7 +467,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """Return the ``others`` that are not among ``some``, each once."""
+    """Return the ``others`` that are not among ``some``, without duplicates."""
     known = {id(param) for param in some}
     return [param for key, param in {id(param): param for param in others}.items() if key not in known]
 

@@ -22,7 +22,7 @@ class MomentumSlice(Tensor):
         return memo.setdefault(id(self), self.as_subclass(Tensor).clone().as_subclass(MomentumSlice))
 
     def __create_write_items__(self, name: str, _: object) -> list[Any]:
-        """Refuse ``torch.distributed.checkpoint``, which calls this for tensors that lie in pieces.
+        """Refuse ``torch.distributed.checkpoint``, which calls this for tensors that are cut into pieces.
 
         Raises:
             CheckpointError: always, because a flat run of elements is not a box of a tensor.

@@ -1,4 +1,4 @@
-"""Makes the environment variables of a launch's ranks: loopback only, few threads, nothing of torchrun."""
+"""Makes the environment of a launch's ranks: only loopback, few threads, no variables of torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the message of a failed launch: which rank failed first and how, and the state of the others."""
+"""Writes the message of a failed launch: which rank failed first, how it failed, and what the others did."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _FINGERPRINT = re.compile(
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank that the report names first.
 
-    It is a rank that failed by itself, else one that kept the others waiting. If the ranks' requests did not
-    match, it is a rank with the rarest request. If there are several such ranks, it is the first that failed.
+    It is a rank that failed by itself. If there is none, it is a rank that kept the others waiting. If the
+    ranks' requests did not match, it is a rank with the rarest request. Of several such ranks, the first that
+    failed is named.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]

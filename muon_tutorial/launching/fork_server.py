@@ -58,7 +58,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 # Importing torch's compiler creates its cache folder, so the server names a folder that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
 # Ranks are likely to need these modules (torch's optimizers import some), and importing them takes seconds.
-# The server imports them one by one while it is idle, so that the first launch does not wait for them.
+# The idle server imports one after the other, so that the first launch does not wait for them.
 _LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -113,7 +113,7 @@ class ForkServer:
         with self._burying:
             if self._last_error_line is None:
                 self._child.kill()
-                _, errors = self._child.communicate()  # only once: it closes the pipe
+                _, errors = self._child.communicate()  # only once, because this closes the pipe
                 lines = errors.decode(errors="replace").split("\n")
                 said = (line for line in reversed(lines) if line.strip())
                 self._last_error_line = next(said, f"exit code {self._child.returncode}")
@@ -126,7 +126,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and all its ranks immediately, even if the server was stopped."""
         self._control.close()
-        self.wake()  # SIGCONT makes it look at the control socket, whatever it is doing
+        self.wake()  # SIGCONT makes the server look at the control socket at once
         try:
             self._child.wait(_ENDING)
         except subprocess.TimeoutExpired:
@@ -136,7 +136,7 @@ class ForkServer:
             self._child.stderr.close()
 
 
-_SERVERS: dict[int, ForkServer] = {}  # by this process's id: a forked child of it starts its own server
+_SERVERS: dict[int, ForkServer] = {}  # by process id, because a forked child starts its own server
 _STARTING = threading.Lock()
 
 
@@ -159,11 +159,11 @@ class ForkedRanks:
         try:
             self._line = self._server.ask_for(ends, files)
         except ConnectionError:
-            self._server.last_error_line()  # ends it, so that ``warm_server`` starts a new one
+            self._server.last_error_line()  # this ends the server, so ``warm_server`` starts a new one
             self._server = warm_server()
             self._line = self._server.ask_for(ends, files)
         self._server.wake()
-        self.waitables = [self._line]  # these become readable when there is news
+        self.waitables = [self._line]  # these sockets become readable when there is news
 
     def news(self) -> list[ProcessState]:
         """Return what the server has reported since the last call."""
@@ -241,7 +241,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork ranks until the launching process is gone, then kill those that still run."""
+        """Fork ranks until the launching process is gone, then kill the ranks that still run."""
         try:
             while self._turn():
                 pass
@@ -270,7 +270,7 @@ class _Server:
         return True
 
     def _fork_ranks(self, count: int, line: int, *files: int) -> None:
-        """Fork the ranks, in order; the server closes its copies of their descriptors."""
+        """Fork the ranks, in order. The server closes its copies of the ranks' descriptors."""
         family = _Family(socket.socket(fileno=line))
         self._families.append(family)
         self._selector.register(family.line, selectors.EVENT_READ, family)
@@ -306,7 +306,7 @@ class _Server:
             os._exit(1)
 
     def _hear(self, family: _Family) -> None:
-        """Kill a launch's ranks when its launcher asks for it or closes the line."""
+        """Kill a launch's ranks when the launcher says so or closes the line."""
         word = b""
         with contextlib.suppress(OSError):
             word = family.line.recv(1)

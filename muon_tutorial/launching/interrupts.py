@@ -47,7 +47,7 @@ def end_on_interrupt() -> None:
 
 
 def ignore_interrupts_at_exit() -> None:
-    """Ignore Ctrl-C after all exit handlers have run; it would otherwise kill Python in its last moments.
+    """Ignore Ctrl-C after all exit handlers have run. Otherwise Ctrl-C would kill Python at the very end.
 
     Call it before you register anything else with ``atexit``: handlers run in reverse order.
     """
@@ -55,13 +55,13 @@ def ignore_interrupts_at_exit() -> None:
 
 
 def raise_on_interrupt() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` again, if ``end_on_interrupt`` had changed that."""
+    """Let Ctrl-C raise ``KeyboardInterrupt`` again after ``end_on_interrupt``."""
     if signal.getsignal(signal.SIGINT) is _ended_by:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def said_of(name: str) -> str:
-    """Return the message of a command that this signal ends, such as ``"interrupted"``."""
+    """Return what a command says if this signal ends it, such as ``"interrupted"``."""
     return _WORDS.get(name, f"ended by {name}")
 
 

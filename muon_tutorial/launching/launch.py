@@ -49,21 +49,21 @@ def launch(
     """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return the values in rank order.
 
     In each rank torch.distributed is initialised over loopback. Its default group, and every group that `fn`
-    makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this; so may a rank.
-    Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it runs
-    in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
+    makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this, and a rank may,
+    too. Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it
+    runs in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
     (``keep_freed_memory``). If this process handles a signal of terminals or schedulers, such as SIGTERM,
-    ranks ignore it, unless `fn` handles it itself.
+    ranks ignore the signal, unless `fn` handles it.
 
     Args:
-        fn: an importable function. One from a cell, a script or a prompt is sent with the globals it uses.
+        fn: an importable function. A function from a cell, a script or a prompt is sent with its globals.
         backend: ``"gloo"``, or ``"nccl"`` with one GPU per rank.
         threads: torch's threads in each rank.
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
             and a function gets (rank, line).
-        max_lines: how many lines of a rank are shown. If it prints more, its last few are shown as well.
-        method: ``"fork"`` from a warm server (Linux), or ``"spawn"`` fresh interpreters.
+        max_lines: how many lines of a rank are shown. If a rank prints more, the last few are shown as well.
+        method: ``"fork"`` forks ranks from a warm server (Linux); ``"spawn"`` starts fresh interpreters.
 
     Raises:
         RankFailedError: a rank raised, exited, was killed or was stopped; the earliest is named first.

@@ -68,7 +68,7 @@ class RankLocation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The state of a rank's process, sent by its parent when it starts, stops, continues or ends.
+    """The state of a rank's process. The parent sends it when the process starts, stops, continues or ends.
 
     ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
     """
@@ -81,7 +81,7 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class RankEnds:
-    """A rank's ends of two sockets: its messages, and its standard output and error."""
+    """A rank's ends of two sockets: one for messages, one for standard output and error."""
 
     messages: socket.socket
     output: socket.socket

@@ -35,7 +35,7 @@ class Peers:
     pids: Mapping[int, int]
 
     def missing(self) -> dict[int, State]:
-        """Return the ranks that have ended or are stopped; if there is none, wait a moment for one."""
+        """Return the ranks that have ended or are stopped. If there is none, wait a moment for one."""
         deadline = time.monotonic() + _PATIENCE
         while not (found := self._missing_now()) and time.monotonic() < deadline:
             time.sleep(_TICK)
@@ -71,7 +71,7 @@ def _state(pid: int) -> State | None:
 def end_with_parent(says: str) -> None:
     """End this process, with the line `says` on standard error, when its current parent ends.
 
-    On Linux this also works if the process is stopped at that moment.
+    On Linux this works even if this process is stopped when the parent ends.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -86,6 +86,6 @@ def _outlive(parent: int, says: str) -> NoReturn:
     with contextlib.suppress(OSError):
         ready = select.poll()
         ready.register(2, select.POLLOUT)
-        if ready.poll(0):  # otherwise a write would block: the pipe is full, and nothing reads it
+        if ready.poll(0):  # a pipe may be full without a reader, and a write to it would block
             os.write(2, f"{says}\n".encode())
     os._exit(1)

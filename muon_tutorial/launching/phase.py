@@ -22,7 +22,7 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, os.path.dirname(__file__))
 _COMMUNICATION = os.path.join(_TORCH, "distributed")
 _LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds", "live.py")
 
-# This process's slot, if it is a rank. All its threads share the slot, so it is no context variable.
+# This process's slot, if the process is a rank. All threads share it, so it is no context variable.
 _own_slot: memoryview | None = None
 
 
@@ -50,12 +50,12 @@ def keep_slot() -> None:
 
 
 def own_phase() -> str:
-    """Return the last label that this process noted; empty if it noted none, or has no slot."""
+    """Return the last label that this process noted; empty if there is no label or no slot."""
     return _read(bytes(_own_slot)) if _own_slot is not None else ""
 
 
 def read_phases(path: str, world_size: int) -> list[str]:
-    """Return the last label of each rank, empty for ranks that reported none."""
+    """Return the last label of each rank. It is empty if the rank reported no label."""
     with open(path, "rb") as file:
         return [_read(file.read(SLOT)) for _ in range(world_size)]
 
@@ -65,7 +65,7 @@ def _read(slot: bytes) -> str:
 
 
 def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
-    """Return file, line and text of the first frame of a stack outside libraries; ``""`` if there is none.
+    """Return file, line and text of a stack's first frame outside libraries; ``""`` if there is none.
 
     `stack` has the innermost frame first, as ``traceback.walk_stack`` yields it.
     """

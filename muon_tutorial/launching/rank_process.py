@@ -35,7 +35,7 @@ from .standard_streams import flush_output
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
-_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes of freed memory that a rank keeps, and of a tensor in it
+_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes: freed memory that a rank keeps, and the largest tensor in it
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
@@ -50,7 +50,7 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
     flush_output()
-    if os.getpid() != own_process:  # the function forked, and this is the child: only the rank reports
+    if os.getpid() != own_process:  # the function forked and this is the child, but only the rank reports
         os._exit(isinstance(outcome, RankRaised))
     messages.send(outcome)
     may_leave.wait()

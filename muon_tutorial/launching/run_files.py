@@ -1,7 +1,7 @@
 """The three files of a launch: what the ranks must do, the store where they meet, and their phases.
 
-On Linux they are in memory, without a name, so that they disappear even if all processes are killed. On other
-systems they are in a temporary folder, which the launching process removes.
+On Linux the files are in memory, without a name, so that they disappear even if all processes are killed. On
+other systems they are in a temporary folder, which the launching process removes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Paths that open a launch's files, and the descriptors behind them (none if the files have names)."""
+    """Paths that open a launch's files, and the files' descriptors (empty if the files have names)."""
 
     spec: str
     store: str
@@ -37,7 +37,7 @@ class RunFiles:
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
-        """Close or remove the files. The launching process calls it, or a rank if that process has ended."""
+        """Close or remove the files. The launching process calls this. If it has ended, a rank calls this."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if not self.descriptors:
@@ -46,7 +46,7 @@ class RunFiles:
 
 @contextlib.contextmanager
 def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
-    """Make the files of one launch, with the spec written and every phase empty; remove them on exit.
+    """Make the files of one launch, write the spec, and leave phases empty; remove the files on exit.
 
     Raises:
         LaunchError: this is Linux without /proc, through which ranks open the files.

@@ -1,4 +1,4 @@
-"""Sends a function to the ranks: by name if they can import it, else by value and with its source.
+"""Sends a function to ranks: by name if ranks can import it, otherwise by value and with its source.
 
 Functions and classes of a notebook cell, a script or a prompt are sent by value (cloudpickle), with the
 globals they use. The cells' text is sent with them, so that tracebacks in a rank show the cell's lines.
@@ -46,7 +46,7 @@ def unpack_error(data: bytes | None) -> BaseException | None:
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Return the text of code that is in no file, such as notebook cells, by its file name in tracebacks."""
+    """Map the file names that tracebacks show for code without a file, such as cells, to the code's lines."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -55,7 +55,7 @@ def cell_sources() -> dict[str, list[str]]:
 
 
 def cell_labels() -> dict[str, str]:
-    """Return the names that IPython shows for cells (``Cell In[3]``), by their file names in tracebacks."""
+    """Map the cells' file names in tracebacks to the names that IPython shows (``Cell In[3]``)."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     describe = getattr(getattr(shell, "compile", None), "format_code_name", None)
     if describe is None:

@@ -1,7 +1,7 @@
-"""Handles signals of terminals and schedulers, which may reach one process of a job, a group, or all.
+"""Handles signals of terminals and schedulers. They may reach one process of a job, a group, or all.
 
 Terminals, ``timeout`` and ``srun`` signal a whole process group, ``scancel`` every process of a job. The fork
-server ignores all these signals. A rank ignores those that the launching process handles.
+server ignores all these signals. A rank ignores the signals that the launching process handles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def exit_by(number: int) -> NoReturn:
 
 @contextlib.contextmanager
 def exiting_after(seconds: float, code: int, says: str | None) -> Iterator[None]:
-    """Exit if the block takes more than `seconds`, whatever it is doing; this process's ranks end, too."""
+    """Exit if the block takes more than `seconds`, whatever it does. This process's ranks end, too."""
 
     def end() -> None:
         with contextlib.suppress(OSError):

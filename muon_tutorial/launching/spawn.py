@@ -54,7 +54,7 @@ class SpawnedRanks:
                 child.kill()
 
     def close(self) -> None:
-        """End the processes and wait for them to be gone."""
+        """End the processes, and wait until they are gone."""
         self.kill()
         for child in self._children:
             child.wait()
@@ -82,10 +82,10 @@ def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[bytes
 def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | None) -> ProcessState:
     exit_code = child.poll()
     stopped = before is not None and before.is_stopped
-    if exit_code is None and hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+    if exit_code is None and hasattr(os, "waitid"):  # macOS has this only from Python 3.13 on
         try:
             change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-        except ChildProcessError:  # it has ended since
+        except ChildProcessError:  # the process has ended since
             exit_code, change = child.poll(), None
         if change is not None:
             stopped = change.si_code == os.CLD_STOPPED

@@ -1,10 +1,10 @@
-"""Runs torchrun: as a child of this process (``start_torchrun``), or in this process (``run_agent``).
+"""Runs torchrun as a child of this process (``start_torchrun``), or in this process (``run_agent``).
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
 torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which
 torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line,
-where torchrun prints a traceback and exits with 1. And it passes SIGUSR1, which kills torchrun, on to its
-ranks.
+where torchrun prints a traceback and exits with 1. And SIGUSR1, which kills plain torchrun, is passed on to
+the ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 TRAIN = ("distributed_muon.py", "muon_tutorial")
-"""Programs whose ranks treat SIGTERM like SIGINT. Other programs may save only at ``KeyboardInterrupt``."""
+"""Programs whose ranks treat SIGTERM like SIGINT. Others may save only at a ``KeyboardInterrupt``."""
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
@@ -82,7 +82,7 @@ def die_at_once() -> NoReturn:
 
 
 def run_agent(words: Sequence[str]) -> int:
-    """Run torchrun with these arguments; return its exit code: 128 + N if signal N ended it or its ranks."""
+    """Run torchrun with these arguments; return its exit code, or 128 + N if signal N ended the job."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -116,7 +116,7 @@ def run_agent(words: Sequence[str]) -> int:
         return say("error: another agent has ended the job, so this one cannot start its ranks", FAILED)
     except RendezvousConnectionError:
         return say("error: the agent at --rdzv-endpoint does not answer", FAILED)
-    except Exception as error:  # whatever torch raises, such as for a wrong option
+    except Exception as error:  # torch may raise anything, such as for a wrong option
         said = f"error: torchrun's agent ended: {type(error).__name__}: {in_one_line(str(error))}"
         return say(said, BAD_INPUT if isinstance(error, ValueError) else FAILED)
 

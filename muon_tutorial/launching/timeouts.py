@@ -23,7 +23,7 @@ _LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, 292 years
 
 
 def check_timeout(timeout: object, what: str = "the timeout") -> None:
-    """Check that a timeout is a positive number of seconds, and not too large for torch.
+    """Check that a timeout is a positive number of seconds that torch can hold.
 
     Raises:
         UsageError: it is not; `what` names it.
@@ -48,7 +48,7 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
 
 
 def let_new_groups_time_out(timeout: float) -> None:
-    """Give all groups that this process makes from now on `timeout` seconds, unless a call gives its own."""
+    """Give groups that this process makes from now on `timeout` seconds, unless a call gives another."""
     vars(distributed_c10d).update(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 

@@ -1,9 +1,10 @@
-"""Recognizes ranks that torchrun started, by their environment, and lets them join the default group.
+"""Recognizes torchrun's ranks by their environment, and lets them join the default group.
 
 This adds three things to torch's own ``env://`` rendezvous:
 
 - Ranks end when their agent ends. With torch alone, they live on for minutes after the agent was killed.
-- Each restart uses its own keys in the agent's store. With torch alone, it finds dead ranks' addresses there.
+- Each restart uses its own keys in the agent's store. With torch alone, a restart finds dead ranks' addresses
+  there.
 - If a rank loses another rank, its error is one line.
 """
 
@@ -36,8 +37,8 @@ from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
-# rank fail first. The first number is for a connection that is gone, because that rank may still be ending;
-# the second for a rank that did not come.
+# rank fail first. The first number is for a connection that is gone, because that rank may still be ending.
+# The second is for a rank that did not come.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -45,13 +46,14 @@ RESTARTS_FAIL = (
     "or use python -m muon_tutorial torchrun instead of torchrun"
 )
 
-# Whether this process has lost another rank. Then it must not destroy its groups, because Gloo would wait.
+# Whether this process has lost another rank. If so, this process must not destroy its groups, because Gloo
+# would wait.
 _has_missed_rank = False
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """This rank under torchrun. ``peers``: the other ranks, or none if some are on other machines."""
+    """This rank under torchrun. ``peers``: the other ranks; empty if some of them are on other machines."""
 
     rank: int
     world_size: int
@@ -73,7 +75,7 @@ class TorchrunEnvironment:
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return a line with both ranks, torch's message, and the phase and line of code of this rank."""
+        """Return a line with both ranks, torch's message, and this rank's phase and line of code."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
@@ -93,7 +95,7 @@ def agent_name() -> str | None:
 
 
 def names_of_job(agents: Iterable[object]) -> list[str]:
-    """Return names by which later ranks recognize this job: its agents' names, and perhaps its id.
+    """Return names by which later ranks recognize this job: agents' names, and perhaps the job's id.
 
     Two jobs may get the same id (``--rdzv-id``), so on one machine the id is used only if agents have no
     names.
@@ -103,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job, because it still has one of their agents.
+    """Return whether ranks with these names belonged to this job: the job still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -122,7 +124,7 @@ def restarted_by_torchrun() -> bool:
 
 
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvironment:
-    """Initialise the default group from torchrun's environment; must be called by all its ranks.
+    """Initialise the default group from torchrun's environment. All ranks of torchrun must call this.
 
     `timeout` is in seconds; groups made later have it, too. With ``"nccl"`` every local rank takes the GPU
     with its number. If all ranks are on one machine, they listen only on loopback, and restarts work
@@ -176,9 +178,9 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
 def leave_torchrun() -> None:
     """Leave the default group, if it still exists; ``join_torchrun`` registers this with ``atexit``.
 
-    Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if they are destroyed
-    then: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
-    Gloo would wait for it for the whole timeout again, so the process ends here, with exit code 1.
+    Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if groups are destroyed
+    then. Before cycles were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
+    Gloo would wait another whole timeout for it. So the process ends here, with exit code 1.
     """
     if _has_missed_rank:
         flush_output()
@@ -238,7 +240,7 @@ def _check_agent_listens() -> None:
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # the agent may still come: leave it to torch, which tries for longer
+        return  # the agent may still come, and torch tries for longer
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

@@ -1,4 +1,4 @@
-"""Watches the ranks of a launch until they end: shows their output, collects their values and exit codes."""
+"""Watches the ranks of a launch until they end: shows output, collects values and exit codes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .ship_functions import loads
 from .spawn import SpawnedRanks
 
 _TICK = 0.05  # seconds between looks at processes, because some changes wake nothing
-_GRACE = 0.4  # seconds for the other ranks to report what they saw, once one has failed
+_GRACE = 0.4  # seconds for the other ranks to report what they saw, after one has failed
 _DYING = 1.0  # more seconds for a rank to end after its connections have closed
-_REVIVING = 5.0  # more seconds for a stopped rank while others run: one of them may continue it
+_REVIVING = 5.0  # more seconds for a stopped rank while others run: another rank may continue it
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk
@@ -78,7 +78,7 @@ class RankOutput:
 
 @dataclass(slots=True)
 class WatchedRank:
-    """One rank as the launching process sees it: this side of its sockets, and what is known about it.
+    """One rank as the launching process sees it: this side of the sockets, and what is known about the rank.
 
     Times are monotonic seconds. ``phase`` and ``location`` are asked for only when the launch has failed.
     """
@@ -98,33 +98,33 @@ class WatchedRank:
 
     @property
     def is_done(self) -> bool:
-        """Whether its function has ended, in any way."""
+        """Whether the rank's function has ended, in any way."""
         return self.returned is not None or self.raised is not None or self.exit_code is not None
 
     @property
     def runs(self) -> bool:
-        """Whether its function still runs, and is not stopped."""
+        """Whether the rank's function still runs, and the rank is not stopped."""
         return not self.is_done and self.stopped_at is None
 
     @property
     def failed_itself(self) -> bool:
-        """Whether it died, or raised something that is not about another rank."""
+        """Whether the rank died, or raised an error that is not about another rank."""
         return self.has_died if self.raised is None else not self.raised.is_about_lost_rank
 
     @property
     def has_died(self) -> bool:
-        """Whether its process ended before its function returned, or with a non-zero exit code."""
+        """Whether the process ended before the function returned, or ended with a non-zero exit code."""
         return self.exit_code is not None and (self.returned is None or self.exit_code != 0)
 
     def has_failed(self, now: float, patience: float) -> bool:
-        """Whether it raised, died, or has been stopped for more than `patience` seconds."""
+        """Whether the rank raised, died, or has been stopped for more than `patience` seconds."""
         stopped = self.stopped_at is not None and now - self.stopped_at > patience
         return self.raised is not None or self.has_died or stopped
 
 
 @dataclass(slots=True)
 class RankWatcher:
-    """Watches a launch. ``phases``: path of the file of phases. ``timeout``: of the process groups, in
+    """Watches a launch. ``phases``: the path of the file of phases. ``timeout``: the groups' timeout in
     seconds."""
 
     ranks: list[WatchedRank]
@@ -161,7 +161,7 @@ class RankWatcher:
         return any(rank.has_failed(now, patience) for rank in self.ranks)
 
     def dismiss(self) -> None:
-        """Let all ranks close their groups and end, now that none needs another one."""
+        """Let all ranks close their groups and end, now that no rank needs another one."""
         self._tell(LEAVE)
         self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
@@ -190,7 +190,7 @@ class RankWatcher:
             rank.output.finish()
 
     def _awaits_a_death(self) -> bool:
-        """Whether ranks have lost connections, and none has ended yet (its connections close first)."""
+        """Whether ranks have lost connections, but no rank has ended yet: connections close first."""
         losses = [rank.raised for rank in self.ranks if rank.raised is not None]
         explained = any(rank.failed_itself or rank.stopped_at is not None for rank in self.ranks)
         return bool(losses) and not explained and all(says_gone(loss.summary) for loss in losses)
@@ -205,7 +205,7 @@ class RankWatcher:
                     rank.messages.end.send(word)
 
     def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
-        """Handle messages, output and exits until `until()`; False if `limit` seconds passed first."""
+        """Handle messages, output and exits until `until()` holds; False if `limit` seconds passed first."""
         deadline = None if limit is None else time.monotonic() + limit
         while not until():
             if deadline is not None and time.monotonic() > deadline:
@@ -226,7 +226,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
-            self.processes.wake()  # so that the server, if it is stopped, reports the rank's end
+            self.processes.wake()  # so that even a stopped server reports the rank's end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)

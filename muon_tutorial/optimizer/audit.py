@@ -41,7 +41,7 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""How many elements to look at, besides one parameter of each kind. More take over 1 s on a slow CPU."""
+"""How many elements to look at, besides one parameter of each kind. More would take over 1 s on slow CPUs."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -62,9 +62,9 @@ class Finding:
 class AuditReport:
     """The findings of all ranks.
 
-    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``, or None if the
-    optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts the
-    matrices that were not looked at, or had no update to make.
+    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``. It is None if
+    the optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts
+    the matrices that were not looked at, or had no update to make.
     """
 
     findings: tuple[Finding, ...]
@@ -143,7 +143,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends: of a parameter that every rank holds whole, only its own micro-batches."""
+        """What this rank sends. If every rank holds the whole parameter, it sends only its micro-batches."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
@@ -225,7 +225,7 @@ class Audit:
         for name, held in self._before.items():
             held.keep({"after": params[name]})
             held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
-            if "momentum" not in held.tensors and name in self._held:  # the state has none: compute it
+            if "momentum" not in held.tensors and name in self._held:  # without one in the state, compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -275,7 +275,7 @@ def audit(
     missing from the state or lost between steps.
 
     Args:
-        optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric puts around one.
+        optimizer: a ``torch.optim.Optimizer``, or a wrapper of one that Accelerate or Fabric has made.
         model: the model in which ``split_parameters`` finds the hidden matrices. It may be left out if the
             optimizer is from this package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
@@ -358,7 +358,7 @@ def _gradient(param: Tensor) -> Tensor:
 def _momentum(
     optimizer: torch.optim.Optimizer, param: Tensor, key: str, squares: bool = False
 ) -> dict[str, Tensor]:
-    """Return ``{key: momentum}`` from a parameter's state; with ``squares``, also AdamW's second moment."""
+    """Return ``{key: momentum}`` from a parameter's state. ``squares`` adds AdamW's second moment."""
     entry = optimizer.state.get(param) or {}
     found = next((entry[name] for name in MOMENTA if isinstance(entry.get(name), Tensor)), None)
     second = {"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}
@@ -366,7 +366,7 @@ def _momentum(
 
 
 def _followed(before: _Held) -> Tensor:
-    """Compute the momentum from the gradients seen so far, because the optimizer's state holds none."""
+    """Compute the momentum, which the optimizer's state does not hold, from the gradients seen so far."""
     rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
     return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
 
@@ -441,7 +441,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last, or the mean."""
+    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last one or the mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

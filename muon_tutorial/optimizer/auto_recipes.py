@@ -1,8 +1,8 @@
 """``orthogonalize="auto"``: the fastest recipe for each shape on this machine, the same on every rank.
 
 One rank measures, or reads earlier measurements, and tells the others, because results must not depend on
-which rank orthogonalizes a matrix. The choices are stored in the parameter groups. Ranks compare them there
-at every step, and checkpoints save them, so a run that resumes on another machine keeps its recipes.
+which rank orthogonalizes a matrix. The choices are stored in the parameter groups. There, ranks compare the
+choices at every step, and checkpoints save them. So a run that resumes on another machine keeps its recipes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMINGS = 2
 
 
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
-    """Choose a recipe for each shape that has none yet, and write it into each group with ``"auto"``.
+    """Choose a recipe for each shape without one, and write it into each group with ``"auto"``.
 
     All ranks that step together must call this. The first rank of each mesh chooses.
 
@@ -63,7 +63,7 @@ def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dic
     shapes = tuple(shapes)
     timed = tuple(shape for shape in shapes if all(shape) and device.type != "meta")
     found = source if isinstance(source, Calibration) else kept_calibration(source, device, timed)
-    choices = dict.fromkeys(shapes, STOCK)  # stays for empty shapes and on the meta device
+    choices = dict.fromkeys(shapes, STOCK)  # stock stays for empty shapes and on the meta device
     for shape in timed:
         times = found.find(*shape)
         if times is None:
@@ -83,7 +83,7 @@ def kept_calibration(
 ) -> Calibration:
     """Read this machine's calibration from a folder, measure the shapes that it lacks, and save it.
 
-    With ``again`` all shapes are measured. Within one process the result is cached.
+    With ``again`` all shapes are measured. A process caches the result.
     """
     machine = f"{describe_processor(device)}, timings {TIMINGS}"
     path = calibration_path(folder, machine)

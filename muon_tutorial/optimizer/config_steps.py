@@ -65,7 +65,7 @@ class ConfigSteps:
             self.config.helper.on_meshes(params, self.config.state)
         try:
             self._answer = checked_assignments(self.config, params)
-        except TutorialError as error:  # raised when ranks compare their plans, on all ranks together
+        except TutorialError as error:  # all ranks raise it together, when they compare plans
             self._answer = error
         self._params = params
 
@@ -125,7 +125,7 @@ class ConfigSteps:
 
 @dataclass(eq=False)
 class StepInOwnWorld(PlanStep):
-    """A step over a plan on one of several meshes: that mesh's own ``world`` answers its requests."""
+    """A step over a plan on one of several meshes. The mesh's own ``world`` answers the step's requests."""
 
     world: LiveWorld = field(kw_only=True)
 

@@ -1,11 +1,11 @@
 """Finds the matrices in a fused weight, and their layout, from the sizes in a model's modules and configs.
 
 It knows names of layers, sizes and a few classes. ``split_parameters`` chooses each weight's optimizer. A
-layout is certain if the sizes in the modules add up to the weight's rows, and if it is known whether parts
-lie one after the other or alternate head by head. Orthogonalizing q, k and v separately is common (Keller
-Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations; Megatron-LM's default,
-``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py); GLM-5 does so for each head (arXiv
-2602.15763, "Muon Split").
+layout is certain under two conditions: the sizes in the modules add up to the weight's rows, and it is known
+whether parts lie one after the other or alternate head by head. Orthogonalizing q, k and v separately is
+common (Keller Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations;
+Megatron-LM's default, ``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py); GLM-5 does so for
+each head (arXiv 2602.15763, "Muon Split").
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_pr
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A fused weight's matrices in words, and its layout. If only the user knows it, ``certain`` is False."""
+    """A fused weight's matrices in words, and its layout. ``certain``: the model shows the layout."""
 
     what: str
     parts: Parts
@@ -64,7 +64,7 @@ def parts_word(parts: Parts) -> str:
 class FusedWeight:
     """What the rules know of a weight: its layer's name, and the modules around it, innermost first.
 
-    ``lines`` counts its rows, or its columns if it is stored transposed, and ``inputs`` each line's elements.
+    ``lines`` counts its rows (its columns if it is stored transposed). ``inputs`` is the length of a line.
     """
 
     name: str
@@ -74,7 +74,7 @@ class FusedWeight:
     library: bool
 
     def size(self, *names: str) -> int:
-        """The first of these sizes found in the modules or their configs; 0 if there is none."""
+        """The first of these sizes that the modules or their configs have; 0 if they have no such size."""
         for module in self.modules:
             for source in (module, getattr(module, "config", None)):
                 for name in names:
@@ -95,12 +95,12 @@ class FusedWeight:
 
 
 def fused_parts(it: FusedWeight) -> Fused | None:
-    """The matrices in a two-dimensional weight; None if it is a single one."""
+    """The matrices in a two-dimensional weight; None if the weight is a single matrix."""
     return next((found for rule in RULES if (found := rule(it)) is not None), None)
 
 
 def heads_apart(it: FusedWeight) -> Fused | None:
-    """Split a query, key or value weight into its heads; None if it has no heads, or only one."""
+    """Split a query, key or value weight into its heads; None if it has fewer than two."""
     head = it.head_dim
     runs = {
         "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),
@@ -119,7 +119,7 @@ def _query_key_value(it: FusedWeight) -> Fused | None:
     what, head, heads = "q, k, v", it.head_dim, it.size(*HEADS)
     known = it.size(*GROUPS)
     groups = known if known and (heads + 2 * known) * head == it.lines else heads
-    if it.owner == "CodeGenAttention":  # laid out for four TPU cores: q, v, k of each
+    if it.owner == "CodeGenAttention":  # laid out for four TPU cores; each has its q, v, k
         return Fused("q, v, k", ("interleaved", *(it.lines // 12,) * 3))
     if getattr(it.modules[0], "head_first", False) and heads and it.lines % (3 * heads) == 0:
         return Fused(what, _again((it.lines // heads // 3,) * 3, heads))  # timm's MaxViTs
@@ -138,7 +138,7 @@ def _query_key_value(it: FusedWeight) -> Fused | None:
 
 
 def _gate_and_up(it: FusedWeight) -> Fused | None:
-    """Two halves, if a sibling layer takes half of this one's outputs as inputs, and no sibling takes all."""
+    """Two halves, if a sibling layer takes half of this layer's outputs, and no sibling takes all of them."""
     if it.name not in (*GATED, *PAIRS) or it.lines % 2:
         return None
     if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:
@@ -151,7 +151,7 @@ def _gate_and_up(it: FusedWeight) -> Fused | None:
 
 
 def _narrow_keys(it: FusedWeight) -> Fused | None:
-    """Attention with keys narrower than values, head by head, as in timm's LeViT and similar models."""
+    """Attention whose keys are narrower than its values, fused head by head, as in timm's LeViT."""
     key, value, heads = it.size("key_dim"), it.size("val_dim"), it.size(*HEADS)
     run = {"qkv": (key, key, value), "kv": (key, value)}.get(it.name, ())
     if not (it.library and key and value and heads and run) or sum(run) * heads != it.lines:
@@ -188,7 +188,7 @@ def _state_space(it: FusedWeight) -> Fused | None:
 
 
 def _delta_net(it: FusedWeight) -> Fused | None:
-    """Gated DeltaNet (arXiv 2412.06464) as in Qwen3-Next, and queries fused with one gate per head."""
+    """Gated DeltaNet (arXiv 2412.06464) as in Qwen3-Next, and queries that are fused with a gate per head."""
     keys, values = it.size("num_k_heads"), it.size("num_v_heads")
     key, value = it.size("head_k_dim"), it.size("head_v_dim")
     if it.name == "in_proj_qkv" and 2 * keys * key + values * value == it.lines:
@@ -206,7 +206,7 @@ def _delta_net(it: FusedWeight) -> Fused | None:
 
 
 def _by_class(it: FusedWeight) -> Fused | None:
-    """The convolution of LFM2, torch's multi-head attention, and the gates of its LSTM and GRU."""
+    """LFM2's convolution, torch's multi-head attention, and the gates of torch's LSTM and GRU."""
     if it.name == "in_proj" and "ShortConv" in it.owner and it.lines == 3 * it.inputs:
         return Fused("B, C, x", _equal(it, 3))
     if isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight":
@@ -233,7 +233,7 @@ RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
 def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> Fused:
     """Return the matrices in each expert of a stack.
 
-    ``taken`` are the sides of the matrices in the same module. If one of them is half of ``lines``, each
+    ``taken`` are the sides of the matrices in the same module. If one of the sides is half of ``lines``, each
     expert holds gate and up.
     """
     is_half = lines % 2 == 0 and lines // 2 in taken

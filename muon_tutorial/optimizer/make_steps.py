@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DefaultSteps:
-    """Makes the steps of an optimizer without a strategy: one per mesh of DTensors, else one step."""
+    """Makes the steps of an optimizer without a strategy: one per mesh of DTensors, or a single step."""
 
     _of_dtensors: ConfigSteps | None = None
 

@@ -66,14 +66,14 @@ class Muon(torch.optim.Optimizer):
             step and load together.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: the user's own functions, or the config of a helper such as
-            ``create_dtensor_config``. It takes the place of ``strategy`` and ``mesh``.
-        tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if it has not. It
-            may also be a mapping from a parameter's index, or a function of index and parameter. If a
+            ``create_dtensor_config``. It replaces ``strategy`` and ``mesh``.
+        tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
+            It may also be a mapping from a parameter's index, or a function of index and parameter. If a
             parameter has the attribute ``partition_dim``, that is used instead.
         window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
             owners, one is orthogonalized, and one travels back. A model within ``round_bytes`` is one round.
-        parts: how a parameter holds several matrices; each is orthogonalized on its own. It is the rows of
-            each matrix (``(d, d, d)`` for fused QKV), one number if all have as many rows (heads),
+        parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is the
+            rows of each matrix (``(d, d, d)`` for fused QKV), one number if all have as many rows (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             Then the learning rate is scaled by outputs and inputs, and ``parts`` counts columns. Set it on
@@ -81,16 +81,17 @@ class Muon(torch.optim.Optimizer):
         initial_values: what the constructor does to parameters that several ranks hold copies of.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
-        compare_every: ranks compare hashes of their copies of parameters and state after this many steps,
-            over every axis of the mesh; None means never again after the first step.
-        guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
-            ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
-        overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them,
-            over a process group of their own. It works with strategies that average gradients themselves
+        compare_every: each time this many steps are done, ranks compare hashes of their copies of parameters
+            and state, over every axis of the mesh. None means that only the first step does so.
+        guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
+            step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
+            own messages.
+        overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them.
+            They use their own process group. It works with strategies that average gradients themselves
             (``zero1``, ``layerwise``, ``gram``), and does not change the bits. When you accumulate gradients,
-            wrap every ``backward()`` except the last in ``no_sync()``. Run the last one on the CUDA
-            stream of its forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so
-            do the buckets after it. ``GradScaler`` is refused, because it changes gradients after backward.
+            wrap every ``backward()`` except the last in ``no_sync()``. Run the last one on the CUDA stream of
+            its forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so do the
+            buckets after it. ``GradScaler`` is refused, because it changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -187,7 +188,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without a closure or a ``GradScaler``. The arguments are those of ``program``."""
+        """``step()`` without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
         try:
             self.world.run(self.program(beside, error))
         except TutorialError as refusal:
@@ -195,7 +196,7 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
-        """One step as a generator of requests. The arguments are those of ``Guard.before_step``."""
+        """One step as a generator of requests. The arguments are the same as in ``Guard.before_step``."""
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
             yield from each.step.step()
         self.guard.after_step(self, "taken")
@@ -298,8 +299,8 @@ class Muon(torch.optim.Optimizer):
         """Load a copy of a state that this class or another Muon saved.
 
         Parameters are matched by name if both sides have names, otherwise by position. Momentum keeps its
-        dtype, or takes the parameter's if that is wider, so nothing is rounded. (The stock method rounds fp32
-        momentum to a bf16 parameter's dtype.)
+        dtype, unless the parameter's is wider. So nothing is rounded. (The stock method rounds fp32 momentum
+        to a bf16 parameter's dtype.)
 
         Raises:
             UsageError: a momentum has another size than on this rank. Nothing is changed.
@@ -341,7 +342,7 @@ class Muon(torch.optim.Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "guard" not in self.__dict__:  # a copy: only a Muon without a strategy can be copied
+        if "guard" not in self.__dict__:  # this is a copy; only a Muon without a strategy can be copied
             self.world = NoMesh()
             steps = CurrentSteps(with_recipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])

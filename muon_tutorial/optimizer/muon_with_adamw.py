@@ -44,8 +44,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """One ``torch.optim.Optimizer`` that prepares, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
 
     ``param_groups`` lists the groups of both, Muon's first, so a learning-rate scheduler affects both. If the
-    scheduler cycles the momentum, AdamW uses it as its first beta. The two optimizers are ``.muon`` and
-    ``.adamw``.
+    scheduler cycles the momentum, AdamW uses that momentum as its first beta. The two optimizers are
+    ``.muon`` and ``.adamw``.
 
     Raises:
         UsageError: the two are not of these classes, or share a parameter.
@@ -164,7 +164,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)
         if not include_frozen:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the first call of sort() has warned
+                warnings.simplefilter("ignore")  # the first call of ``sort()`` has warned already
                 split = sort(transposed=transposed, experts=experts, include_frozen=True)
         first.guard.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
@@ -173,7 +173,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of Muon, then of AdamW, then those added later, in a new list that refuses changes."""
+        """Muon's groups, AdamW's groups, and then groups added later, in a new list that refuses changes."""
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
         return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])
@@ -256,7 +256,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Average the gradients unless that is done, step both optimizers, and return the closure's loss."""
+        """Average gradients that are still local, step both optimizers, and return the closure's loss."""
         loss = None
         if closure is not None:
             self.muon.guard.gradients_changed()
@@ -315,8 +315,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _warn_of_unstepped(self) -> None:
         """Warn once of each parameter that has gradients but that neither optimizer steps.
 
-        It was frozen when the optimizer was made, or has come into the model since. New parameters are looked
-        for only at the first step, and at steps without gradients.
+        Such a parameter was frozen when the optimizer was made, or has come into the model since. New
+        parameters are looked for only at the first step, and at steps without gradients.
 
         Raises:
             UsageError: FSDP1 has replaced a parameter that this optimizer steps by a flat parameter.
@@ -346,7 +346,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             )
 
     def _follow_replaced(self) -> None:
-        """Find parameters that replaced others of the same name, as when Accelerate applies FSDP2."""
+        """Find parameters that replaced others of the same name. Accelerate replaces them to apply FSDP2."""
         model = self._model()
         if model is None or all(param in self.verdicts for param in model.parameters()):
             return
@@ -371,7 +371,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         The form of an earlier version, ``{"muon": …, "adamw": …}``, can be read, too.
 
         Raises:
-            UsageError: the saved groups or parameters differ, or AdamW cannot have made the saved moments.
+            UsageError: the saved groups or parameters differ, or the saved moments are impossible for AdamW.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -418,7 +418,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
-    """Return AdamW's groups: one for all, or, without ``decay_vectors``, a second one for vectors."""
+    """Return AdamW's groups: a single one, or a second one for vectors if ``decay_vectors`` is False."""
     decaying = [(name, param) for name, param in split.rest if decay_vectors or param.ndim > 1]
     vectors = [(name, param) for name, param in split.rest if not decay_vectors and param.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": vectors, "weight_decay": 0.0}]

@@ -33,7 +33,7 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A package's keys for the momentum and for AdamW's moments and step; whether the momentum is a sum."""
+    """A package's keys for the momentum, AdamW's moments and step. ``is_sum``: the momentum is a sum."""
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"
@@ -50,7 +50,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """The names of parameters that got a momentum, that got AdamW's moments, and that start from zero."""
+    """Names of the parameters that got a momentum, that got AdamW's moments, and that got neither."""
 
     package: str
     momenta: tuple[str, ...]
@@ -99,9 +99,9 @@ def momentum_for(
 ) -> dict[str, Any]:
     """Return this optimizer's momentum and moments in the format of another package's ``state_dict()``.
 
-    ``names`` lists the parameters in the other optimizer's order; by default, in this one's. Put the result
-    into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``.
-    DTensors become whole tensors, so all ranks of their meshes must call this.
+    ``names`` lists the parameters in the other optimizer's order. By default, it is this optimizer's order.
+    Put the result into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(),
+    **momentum_for(…)}``. DTensors become whole tensors, so all ranks of their meshes must call this.
 
     Raises:
         UsageError: each rank has only a slice of a momentum. Load the checkpoint in one process first.
@@ -166,7 +166,7 @@ def _taken(
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
     step = entry.get(its.step, entry.get("step"))
-    if step is None:  # if it were 0, AdamW would correct the bias of its moments again
+    if step is None:  # with a step of 0, AdamW would correct the moments' bias again
         raise UsageError(f"the saved state of {name} does not say how many steps AdamW has taken")
     return {"step": torch.tensor(float(step)), **made}
 

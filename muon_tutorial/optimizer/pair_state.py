@@ -15,8 +15,9 @@ class PairState(MutableMapping[Any, Any]):
     """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
     While ``is_new()`` is true, because nothing has been stepped or loaded, the state looks empty, though its
-    entries can be read. The reason is ``torch.distributed.checkpoint``: before it loads, it makes an
-    optimizer's state if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
+    entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
+    optimizer's state if the state looks empty. If it saw only Muon's state, it would not load AdamW's
+    moments.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Allow only a write of the same groups, which DeepSpeed does."""
+        """Allow only to write the same groups again, as DeepSpeed does."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

@@ -60,7 +60,7 @@ class ParameterSplit:
 
     @property
     def hidden(self) -> list[dict[str, Any]]:
-        """Groups for ``Muon``, with names: one, unless some matrices need ``parts`` or ``transposed``."""
+        """Groups for ``Muon``, with names: a single one, unless matrices need ``parts`` or ``transposed``."""
         groups: dict[tuple[Parts, bool], dict[str, Any]] = {}
         for verdict in sorted(self._of("Muon"), key=lambda it: (it.parts is not None, it.transposed)):
             key = verdict.parts, verdict.transposed
@@ -168,7 +168,7 @@ def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
 
 
 def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
-    """Yield the lines of the table. Lines that differ only in a layer's number become one."""
+    """Yield the lines of the table. Lines that differ only in a layer's number become a single line."""
     alike: dict[Row, list[str]] = {}
     for verdict in verdicts:
         alike.setdefault(_row(verdict), []).append(verdict.name)

@@ -1,7 +1,7 @@
 """Decides which parameters of a model go to Muon: the hidden matrices, and nothing else.
 
 This module imports no model library. It recognizes a library's classes by attributes and type names. These
-are the choices, with their sources in the field:
+are the choices and their sources:
 
 - Embeddings, classifier heads, gains and biases go to AdamW, as in Keller Jordan's post
   (https://kellerjordan.github.io/posts/muon/#empirical-considerations) and his README
@@ -22,10 +22,11 @@ are the choices, with their sources in the field:
   three-dimensional stacks need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they go to
   Muon only with ``experts="muon"``.
 - LoRA's adapters A (rank × in) and B (out × rank) are hidden matrices like any other. The B of a fused weight
-  is split like that weight. For stacked experts, one A has rows for all experts, and one B has columns for
-  all, so these go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3) go to AdamW, too.
-- Fused weights, such as query, key and value in one or gate and up in one, are split if the model's own sizes
-  determine their layout (``fused_weights``). If not, the weight stays whole, and a warning says what to pass.
+  is split like that weight. For stacked experts, one A has the rows of all experts, and one B has the columns
+  of all experts, so both go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3) go to AdamW, too.
+- Fused weights, such as query, key and value in one weight, or gate and up, are split if the model's own
+  sizes determine their layout (``fused_weights``). If not, the weight stays whole, and a warning says what to
+  pass.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ MATRIX_NAMES = re.compile(
 """Names of parameters that multiply an input, such as ``weight``, ``w1`` and ``original1`` (parametrized)."""
 
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
-# Experts that are stored as (E, in, out) and have no attribute ``is_transposed``: it is missing in older
-# versions of transformers, and from Llama 4's experts also in version 5.23.
+# Experts that are stored as (E, in, out) without an attribute ``is_transposed``. Older versions of
+# transformers lack the attribute, and so do Llama 4's experts in version 5.23.
 TRANSPOSED_EXPERTS = ("GptOssExperts", "Llama4TextExperts")
 
 Experts = Literal["adamw", "muon"]
@@ -116,16 +117,17 @@ def split_parameters(
     parameter appears once, with its first name. Frozen parameters are in neither.
 
     Names omit what wrappers insert (``torch.compile``, checkpointing, FSDP, DDP). If a parameter has several
-    names or modules, and one of them calls for AdamW, it goes to AdamW. ``print(split_parameters(model))``
+    names or modules, and one of them is a reason for AdamW, AdamW gets it. ``print(split_parameters(model))``
     shows the reason for each. If a head's name does not show that it is a head, as in ``nn.Sequential``, use
     ``exclude``. Weights that are stored as (in, out), as in Hugging Face's ``Conv1D``, come in a group with
     ``transposed``.
 
     Args:
-        exclude: patterns of more parameters for AdamW. They are shell patterns, and are matched with the name
-            with and without wrappers.
+        exclude: patterns of more parameters for AdamW. They are shell patterns. Names match with or without
+            wrappers.
         experts: which optimizer steps three-dimensional experts. None means ``"adamw"``, with a warning if
-            they are more than half of the model. Experts that are modules of their own are hidden matrices.
+            these experts are more than half of the model. Experts that are modules of their own are hidden
+            matrices.
         fused: whether the matrices in one weight, such as q, k and v or gate and up, are orthogonalized
             separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
@@ -166,9 +168,9 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter, its module and the ``modules`` around it, innermost first, and its name without wrappers.
+    """A parameter, its name without wrappers, its module, and the ``modules`` around it, innermost first.
 
-    ``said_transposed`` is whether the caller says that it is stored as (in, out).
+    ``said_transposed`` is whether the caller says that the parameter is stored as (in, out).
     """
 
     module: nn.Module
@@ -180,7 +182,7 @@ class _Holding:
 
     @property
     def path(self) -> list[str]:
-        """The names of the modules around it, then its own name."""
+        """The names of the modules around the parameter, then its own name."""
         return self.name.split(".")
 
     @property
@@ -193,7 +195,7 @@ class _Holding:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a stack of experts, (E, out, in) or (E, in, out)."""
+        """Whether the parameter is a stack of experts, (E, out, in) or (E, in, out)."""
         return self.param.ndim == 3 and self.in_experts and not _is_convolution(self.module)
 
 
@@ -265,7 +267,7 @@ class _Sorter:
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
 
     def _is_router(self, it: _Holding) -> bool:
-        """Whether it is a router. MLPs have gates, too, so a ``gate`` counts only beside experts."""
+        """Whether a parameter is a router. MLPs have gates, too, so a ``gate`` counts only beside experts."""
         if "Router" in type(it.module).__name__ or any(word.endswith("router") for word in it.path):
             return True
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
@@ -349,14 +351,14 @@ def _asked_embeddings(model: nn.Module) -> dict[int, str]:
     """Ask every module for its embeddings, as in transformers, and return the answers by id."""
     return {
         id(param): f"{side} embedding"
-        for side in ("output", "input")  # "input" comes last and so names a tied embedding
+        for side in ("output", "input")  # "input" comes last, so its reason counts for a tied embedding
         for module in model.modules()
         for param in _answer(module, f"get_{side}_embeddings")
     }
 
 
 def _answer(module: nn.Module, method: str) -> list[nn.Parameter]:
-    """Return the parameters that a module's method returns; none if there is no such method."""
+    """Return the parameters that a module's method returns; an empty list without such a method."""
     ask, answer = getattr(module, method, None), None
     with suppress(NotImplementedError, AttributeError):  # transformers raises these without an embedding
         answer = ask() if callable(ask) else None
@@ -383,7 +385,7 @@ def _why_by_name(it: _Holding) -> str:
 
 
 def _is_gain(it: _Holding) -> bool:
-    """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or that of its peft dict."""
+    """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or its peft dict's name."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
@@ -409,7 +411,7 @@ def _is_bare(it: _Holding) -> bool:
 
 
 def _is_named_like_a_matrix(it: _Holding) -> bool:
-    """Whether it is named like a layer's weight, or is in a parameter list or dict with such a name."""
+    """Whether a parameter, or the parameter list or dict that holds it, is named like a layer's weight."""
     is_in_container = isinstance(it.module, (nn.ParameterList, nn.ParameterDict))
     names = (it.own_name, *(it.path[-2:-1] if is_in_container else ()))
     return any(MATRIX_NAMES.fullmatch(name) for name in names)
@@ -426,7 +428,7 @@ def _is_transposed(it: _Holding) -> bool:
 
 
 def _fused_weight(it: _Holding) -> FusedWeight:
-    """Describe a weight for ``fused_weights``. Its name is its own, or its layer's if it is a ``weight``."""
+    """Describe a weight for ``fused_weights``. A ``weight`` gets its layer's name; others keep their own."""
     bare = _is_bare(it)
     modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
@@ -446,7 +448,7 @@ def _fused_weight(it: _Holding) -> FusedWeight:
 
 
 def _class_of(module: nn.Module) -> type:
-    """Return a module's class; if FSDP2 has changed it, the original class."""
+    """Return a module's class. If FSDP2 has changed the class, return the original."""
     kinds = type(module).__mro__
     return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
 

@@ -26,7 +26,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.single_process import matrices_in
 
 FAR = 0.25
-"""Different recipes are less than this far apart, as all singular values are between 0.7 and 1.2."""
+"""Updates of different recipes are closer than this, because singular values are between 0.7 and 1.2."""
 
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
@@ -38,7 +38,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda rows, columns: 1.0,
     "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
 }
-"""The update scales of Keller Jordan, Moonlight, dion, optimizers without a scale, and Megatron-LM."""
+"""The update scales of Keller Jordan, Moonlight, dion, plain optimizers (none), and Megatron-LM."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -98,7 +98,7 @@ class SeenUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An update's size relative to the correct one, its singular values (mean, spread), and its fault.
+    """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
     ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
     ``is_due`` is False if no update could be expected: the learning rate was zero, or both the momentum and
@@ -141,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Name the mistake behind an update that is far from the correct one; empty if none fits better."""
+    """Name the mistake behind an update that is far from the correct one; empty if no mistake fits better."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -153,7 +153,7 @@ def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str
     if least < FAR + blur:
         return ""
     even = float(update.abs().mean() / update.norm() * math.sqrt(update.numel()))
-    if even > 0.95:  # 0.8 for Gaussian elements, 1 for elements of equal size, as after AdamW's first step
+    if even > 0.95:  # 0.8 for Gaussian elements; 1 for elements of equal size, as after AdamW's first step
         return ADAMW
     return f"not the orthogonalized momentum, {least:.0%} away from it"
 
@@ -175,7 +175,7 @@ def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
 
 
 def _inputs(seen: SeenUpdate) -> list[Tensor]:
-    """Return the correct inputs of Newton–Schulz: the momentum, with Nesterov, without it, or both.
+    """Return the correct inputs of Newton–Schulz: momentum with Nesterov or without, or both if unknown.
 
     The gradient's share of the new momentum is measured, because packages average and clip differently.
     """
@@ -225,10 +225,10 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
 
 
 def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """Return an update's size relative to the correct one, and the ``rules`` with which it is correct.
+    """Return an update's size relative to the correct size, and the ``rules`` with which it is correct.
 
-    Of several matrices, the one with the largest error counts. If the group names no rule, the size is
-    measured with the first rule that gives 1.
+    If there are several matrices, the one with the largest error counts. If the group names no rule, the size
+    is measured with the first rule that gives 1.
     """
     shares = []
     for here, sides in seen.places(seen.parts):
@@ -260,7 +260,7 @@ def _distance(seen: SeenUpdate, update: Tensor, other: Tensor) -> float:
 
 
 def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int = 1, dim: int = 0) -> Tensor:
-    """Orthogonalize each matrix of a parameter, or each of its equal shards, alone, as the group says."""
+    """Orthogonalize each matrix of a parameter (or each of its equal shards) alone, as the group says."""
     made = torch.zeros_like(whole)
     for here, sides in seen.places(parts):
         its = whole[here].reshape(sides).chunk(shards, dim)

@@ -5,7 +5,7 @@
 ``squares``     a polynomial of a matrix as a few squarings
 ``iterate``     the iterations: on the matrix, or on its Gram matrix
 ``gram``        the iteration on a Gram matrix that is summed over ranks
-``products``    products into existing memory; only about half of a large symmetric one is computed
+``products``    products into existing memory; about half of a large symmetric product is computed
 ``workspace``   the memory that iterations reuse
 ``choices``     what ``"auto"`` chose for each shape, as text
 ``calibration`` which recipe is the fastest for a shape on this machine

@@ -25,7 +25,7 @@ from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768
-"""If a matrix's smaller side is above this, a smaller matrix of the same ratio is timed. From this size on,
+"""If a matrix's smaller side is above this, a smaller matrix of the same ratio is timed. Above this size,
 nearly all time goes into products, so the same recipe is the fastest."""
 
 STACKED = 8
@@ -75,7 +75,7 @@ class Calibration:
         return next((one for one in self.shapes if shape_of(one.rows, one.columns) == sides), None)
 
     def measured(self, shapes: Iterable[Shape], device: torch.device) -> Calibration:
-        """Return a calibration that also has these shapes; measures those missing, in about a second each."""
+        """Return a calibration that also has these shapes. A missing shape is measured in about a second."""
         found = self
         for rows, columns in shapes:
             if found.find(rows, columns) is None:
@@ -110,7 +110,7 @@ def read_calibration(path: str | Path) -> Calibration:
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    workspace = Workspace()  # one for all, as in a step, because its address changes times by a few per cent
+    workspace = Workspace()  # one for all, as in a step: its address changes times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))
@@ -123,13 +123,13 @@ def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = R
 
 
 def _timed_shape(rows: int, columns: int) -> Shape:
-    """The shape itself, or a smaller one of the same ratio."""
+    """The shape itself, or a smaller shape with the same ratio of sides."""
     shrink = min(1, LARGEST_SIDE / min(rows, columns))
     return round(rows * shrink), round(columns * shrink)
 
 
 def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
-    """A Gaussian matrix, fp32, or a stack of them if they are small."""
+    """A Gaussian matrix in fp32; a stack of matrices if they are small."""
     generator = torch.Generator().manual_seed(0)
     is_small = LEAST_STACKED <= min(rows, columns) < LEAST_SYMMETRIC
     shape = (STACKED, rows, columns) if is_small else (rows, columns)
@@ -176,7 +176,7 @@ def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], obje
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call; for a single thread, its processor time, which depends less on other load."""
+    """Seconds of a call. With one thread, they are processor time, which depends less on other load."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     _wait_for(device)
     begun, own = time.perf_counter(), time.process_time()

@@ -80,7 +80,7 @@ def name_for(orthogonalize: str, rows: int, columns: int) -> str:
 
 
 def check_orthogonalize(group: Mapping[str, Any]) -> None:
-    """Raise ``UsageError`` for an unknown name, or if the group also gives coefficients or steps."""
+    """Raise ``UsageError`` if the name is unknown, or the group also gives coefficients or steps."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         return

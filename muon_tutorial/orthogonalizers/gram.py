@@ -1,4 +1,4 @@
-"""Newton–Schulz of a matrix that no rank holds whole, by its Gram matrix, which is summed over shards.
+"""Newton–Schulz of a matrix that no rank holds whole: the ranks sum the Gram matrices of its shards.
 
 If X, n × l, is cut along l, ``XXᵀ`` is the sum of the shards' own products. The iteration runs on that n × n
 matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So a rank multiplies its shard by Q,
@@ -6,8 +6,8 @@ and needs no other shard. If instead a tall matrix is cut along its rows, the sa
 ``XQ``.
 
 The sum of the shards' products rounds differently than in a single process: ``DIFFERENCE`` and
-``QUALITY_DIFFERENCE`` bound that. Products and iterates are fp32, shards and results bf16. Knows nothing of
-ranks: the caller sums what ``packed_gram`` writes.
+``QUALITY_DIFFERENCE`` bound that. Products and iterates are fp32; shards and results are bf16. This module
+knows no ranks: the caller sums what ``packed_gram`` writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIFFERENCE = 0.05
 
 Measured on every spectrum of ``quality``, 96 × 384, 384 × 96 and 512 × 512, in 2, 4 and 8 shards: at most
 0.008 with Keller Jordan's coefficients, and 0.02 with minimax's on 512 × 512, where rounding decides the
-smallest singular values. With 8 shards it is no larger than with 2.
+smallest singular values. It is no larger with 8 shards than with 2.
 """
 
 QUALITY_DIFFERENCE = 0.05
@@ -48,8 +48,8 @@ differs as much.
 
 
 def gram_recipe(group: Mapping[str, Any]) -> Recipe:
-    """Return the Gram form of a parameter group's recipe; for ``"stock"``, with the group's coefficients.
-    Raises ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
+    """Return the Gram form of a parameter group's recipe. ``"stock"`` uses the group's coefficients. Raises
+    ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         coefficients = coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
@@ -103,7 +103,7 @@ def unpack_symmetric(packed: Tensor, A: Tensor) -> None:
 
 
 def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """Views of a packed matrix: its upper right block, [half, n − half], and its rectangle; and half."""
+    """Views of a packed matrix (its upper right block, [half, n − half], and its rectangle), and ``half``."""
     half = n // 2
     edge = half * (n - half)
     return packed[:edge].view(half, n - half), packed[edge:].view(half + 1, n - half), half
@@ -146,9 +146,9 @@ def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]
     A = square[0]
     unpack_symmetric(packed, A)
     norm = A.diagonal().sum().sqrt().clamp(min=eps)  # the trace is X's squared Frobenius norm
-    A.masked_fill_(norm.isinf(), 0.0)  # squares above fp32's largest number: the update is 0, as stock's is
+    A.masked_fill_(norm.isinf(), 0.0)  # infinite in fp32: the update is 0, as with stock
     A.div_(norm).div_(norm)
-    if recipe.scaling == "schatten":  # by X's Schatten 4-norm, the root of its Gram matrix's Frobenius norm
+    if recipe.scaling == "schatten":  # X's Schatten 4-norm: the root of the Gram matrix's norm
         # The clamp is as in ``iterate._scale``: a matrix whose norm is below eps stays small.
         root = torch.linalg.matrix_norm(A).clamp(min=A.size(-1) ** -0.5 * 0.99).sqrt()
         A.div_(root).div_(root)

@@ -95,7 +95,8 @@ def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = C
 
     It is 1 for large matrices, because they gain nothing. It is 1 for sizes with which the members of a stack
     would not be aligned, because their bits would differ. This CPU's kernels are tried out once per shape,
-    recipe and number of threads. On the meta device it is as on the CPU; on other devices nothing is stacked.
+    recipe and number of threads. The meta device is treated like the CPU; on other devices nothing is
+    stacked.
     """
     most = _most_stacked(rows, columns, recipe)
     if most == 1 or device.type not in ("cpu", "meta"):
@@ -118,7 +119,7 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
     """Whether stacks of every possible length give each member the bits that it has alone."""
     most, generator, workspace = _most_stacked(rows, columns, recipe), torch.Generator("cpu"), Workspace()
     sizes = range(1, most + 1)
-    with _disable_current_modes():  # so that a PeakMemory does not count this
+    with _disable_current_modes():  # a PeakMemory does not count this
         for seed in range(max(1, -(-TRIED // (sum(sizes) * rows * columns)))):
             generator.manual_seed(seed)
             G = torch.randn((most, rows, columns), generator=generator, dtype=torch.float32, device="cpu")
@@ -148,7 +149,7 @@ def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
 @full_float32()
 def _orthogonalize(
     out: Tensor,  # [rows, columns], or [matrices, rows, columns]; bf16
-    G: Tensor,  # as out, any dtype
+    G: Tensor,  # shape of ``out``, any dtype
     recipe: Recipe,
     eps: float,
     workspace: Workspace,
@@ -213,7 +214,7 @@ def _iterate_rounding(
 
 
 def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
-    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products, or one if d and e are missing."""
+    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products. One is enough without d and e."""
     b, c, *rest = coefficients
     if not rest:
         symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)
@@ -228,8 +229,8 @@ def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spa
 def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
     """The n × n matrix Q for which ``QX`` is the iteration's result; ``square[0]`` holds ``R = XXᵀ``.
 
-    A step multiplies X from the left by ``P = a + bR + cR² + …``, so Q by P once, and R by P twice. All are
-    polynomials in the first R, so they are symmetric and commute. Without steps, Q is the identity.
+    A step multiplies X from the left by ``P = a + bR + cR² + …``. So it multiplies Q by P once, and R twice.
+    All are polynomials in the first R, so they are symmetric and commute. Without steps, Q is the identity.
     """
     R, *free, Q = square
     if not coefficients:
@@ -261,7 +262,7 @@ def _norms(X: Tensor) -> Tensor:
 def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
     """Scale ``X``, whose Frobenius norm is 1, as the recipe says, and scale ``A = XXᵀ`` to match."""
     if recipe.scaling == "schatten":
-        # ‖A‖ ≥ ‖X‖²/√n = 1/√n. For a matrix of norm below eps it is less, and the clamp keeps X small.
+        # ‖A‖ ≥ ‖X‖²/√n = 1/√n. If X's norm was below eps, ‖A‖ is less, and the clamp keeps X small.
         squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)
         X.div_(squares.sqrt())
         A.div_(squares)

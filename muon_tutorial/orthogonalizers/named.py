@@ -16,10 +16,10 @@ STOCK = "stock"
 """The bits of ``torch.optim.Muon``'s Newton–Schulz, with a group's own coefficients and number of steps."""
 
 SAFE_POLAR_EXPRESS: tuple[Polynomial, ...] = (*with_safety(POLAR_EXPRESS[:-1], 1.01), POLAR_EXPRESS[-1])
-"""With the safety factor 1.01 on all but the last triple, as in its authors' code."""
+"""The safety factor is 1.01 on all triples except the last one, as in the authors' code."""
 
 SAFE_CANS: tuple[Polynomial, ...] = (*with_safety(CANS[:-1], 1.01), CANS[-1])
-"""With the same factor, because CANS as published lets a singular value of 1.01 grow without bound."""
+"""It has the same safety factor, because published CANS lets a singular value of 1.01 grow without bound."""
 
 TURBO: tuple[Polynomial, ...] = (
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -51,8 +51,8 @@ MINIMAX_BF16: tuple[Polynomial, ...] = (
     (4.736027, -6.724893, 3.202065, -0.460851),
     (2.884092, -3.540152, 1.929214, -0.346476),
 )
-"""Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. Its last polynomial has smaller
-coefficients than one of degree 9, so rounding to bf16 adds little error."""
+"""Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. The last polynomial has smaller
+coefficients than one of degree 9 would, so rounding adds little error."""
 
 THREE_STEPS: tuple[Polynomial, ...] = (
     Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),
@@ -101,7 +101,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on all."""
+    """Upper bounds of a recipe's error on each kind of spectrum. ``largest`` bounds the singular values."""
 
     gaussian: float
     power_law: float
@@ -126,19 +126,19 @@ BOUNDS: Mapping[str, Bounds] = {
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
 
 The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number, which changes the matrix. If
-singular values differ much, its result is therefore far from the orthogonal factor. A nearly zero matrix, of
-norm below ``eps``, stays small, as with stock; only turbo's scaling makes it large.
+singular values differ much, its result is therefore far from the orthogonal factor. A nearly zero matrix (its
+norm is below ``eps``) stays small, as it does with stock. Only turbo makes it large.
 """
 
 LARGER_UPDATES = (1.03, 1.18)
-"""The least and the largest ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix.
+"""Bounds of the ratio of two Frobenius norms: a recipe's update over stock's, on the same Gaussian matrix.
 The ratio is above 1 because stock leaves most singular values below 1. Measured: 1.04 on 384 × 768 to 1.15 on
 256 × 64. The bounds do not hold for ``"float32"`` and ``"gram"``, which have stock's coefficients."""
 
 DROP_INS = tuple(name for name in RECIPES if name != "turbo")
-"""The recipes that can replace stock without losing quality (``quality.shortfall``): the error is at most 1
-% above stock's on Gaussian and power-law spectra, and at most 0.15 on low rank; the largest singular value
-is at most 1.45 on all."""
+"""The recipes that can replace stock without losing quality (``quality.shortfall``): the error is at most 1 %
+above stock's on Gaussian and power-law spectra, and at most 0.15 on low rank. On every spectrum, the largest
+singular value is at most 1.45."""
 
 
 def find_recipe(name: str) -> Recipe:

@@ -1,4 +1,4 @@
-"""Matrix products into existing buffers; of large symmetric products only about half is computed.
+"""Matrix products into existing buffers. Only about half of a large symmetric product is computed.
 
 Tensors are [rows, columns], or a stack [matrices, rows, columns].
 """
@@ -17,7 +17,7 @@ LEAST_SYMMETRIC = 384
 """Below this many rows a symmetric product is computed whole, because several calls would save no time."""
 
 BLOCKS, LEAST_BLOCK = 6, 128
-"""A symmetric product is computed in about six block columns, 128 wide or more: 7/12 of the operations."""
+"""A symmetric product is computed in about six block columns, 128 or wider, with 7/12 of the operations."""
 
 
 @cache
@@ -35,7 +35,7 @@ def onednn_is_faster() -> bool:
 def _onednn_keeps_float32() -> bool:
     backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     generator, before = torch.Generator("cpu").manual_seed(0), backend.fp32_precision
-    with _disable_current_modes():  # so that no default device applies, and PeakMemory counts nothing
+    with _disable_current_modes():  # no default device applies, and PeakMemory counts nothing
         A, B = torch.randn(2, 32, 32, generator=generator, device="cpu", dtype=torch.float32)
         exact = A.double() @ B.double()
         try:
@@ -50,8 +50,8 @@ def _onednn_keeps_float32() -> bool:
 def full_float32() -> Iterator[None]:
     """Compute fp32 products in fp32, whatever ``torch.set_float32_matmul_precision`` was set to.
 
-    In TF32 or bf16 an iteration on a Gram matrix explodes: of matrices with the singular values k^−2, the
-    largest one grew to between 3 and 30,000.
+    In TF32 or bf16 an iteration on a Gram matrix explodes. For matrices with the singular values k^−2, the
+    largest singular value grew to between 3 and 30,000.
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
@@ -103,14 +103,15 @@ def _mirror(block: Tensor, spare: Tensor) -> None:
     """Copy the part of a block above its diagonal to below it; ``spare`` is scratch of the same shape.
 
     If two matrices only nearly commute, their product is only nearly symmetric, and each iteration on a Gram
-    matrix doubles the asymmetry. With singular values k^−2, the largest grew to 1.35 instead of 1.14.
+    matrix doubles the asymmetry. For singular values k^−2, the largest singular value grew to 1.35 instead of
+    1.14.
     """
     spare.copy_(block.mT).tril_(-1)
     block.triu_().add_(spare)
 
 
 def block_width(n: int) -> int:
-    """Return how many columns of a symmetric n × n product are computed at once: all if n is small.
+    """Return how many columns of a symmetric n × n product are computed at once. For a small n, it is n.
 
     >>> block_width(768), block_width(3072), block_width(128)
     (128, 512, 128)

@@ -26,7 +26,7 @@ MARGIN = 1.01
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A way to orthogonalize: coefficients, one polynomial per step, and how the steps are computed.
+    """A way to orthogonalize: one polynomial per step (its coefficients), and how steps are computed.
 
     ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` iterates on the small matrix XXᵀ and multiplies
     the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and
@@ -71,7 +71,7 @@ class Recipe:
             )
 
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
-        """Whether this shape is iterated on its Gram matrix: if the form allows that and it saves operations.
+        """Whether this shape is iterated on its Gram matrix: the form allows it, and it saves operations.
 
         ``share``: the fraction of operations that is computed for a symmetric product.
         """

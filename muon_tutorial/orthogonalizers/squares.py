@@ -1,10 +1,10 @@
-"""Evaluates a polynomial of a symmetric matrix by a few squarings; nothing else passes over its elements.
+"""Evaluates a polynomial of a symmetric matrix by a few squarings. Nothing else passes over all elements.
 
     U₀ = A + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
-Every polynomial of A of degree 2 or 4 can be written this way, by completing squares, and some of degree 8.
-Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums would lose too
-many digits, so this is for float32.
+By completing squares, every polynomial of A of degree 2 or 4 can be written this way, and so can some of
+degree 8. Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums
+would lose too many digits, so this is for float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Coefficients = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """``shift`` is s; each of ``rounds`` is (c, b, t); the first has no Uᵢ₋₂, so its b is 0."""
+    """``shift`` is s. Each of ``rounds`` is (c, b, t). The first round has no Uᵢ₋₂, so its b is 0."""
 
     shift: float
     rounds: tuple[tuple[float, float, float], ...] = ()

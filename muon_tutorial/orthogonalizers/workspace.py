@@ -40,6 +40,6 @@ class Workspace:
         block = self._blocks.get(device)
         if block is None or block.numel() < nbytes:
             self._blocks.pop(device, None)
-            del block  # free the smaller one before the larger one is allocated
+            del block  # free the smaller block before the larger one is allocated
             block = self._blocks[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return block

@@ -27,8 +27,9 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
     """Return the matrices in the optimizer's parameters, in order of groups.
 
     If a parameter is a DTensor, its placements say how tensor parallelism cuts it. Otherwise its attribute
-    ``partition_dim`` says it, as in Megatron; a negative number means not cut. For an uneven cut, its
-    attribute ``partition_sizes`` lists one length per position. Without these, ``tp_dim`` applies.
+    ``partition_dim`` says it, as in Megatron; a parameter with a negative number is not cut. For an uneven
+    cut, its attribute ``partition_sizes`` lists one length per position. Without these attributes, ``tp_dim``
+    applies.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not

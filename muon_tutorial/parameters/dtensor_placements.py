@@ -24,7 +24,7 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
 
     Raises:
         StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard cuts in
-            another way, such as each part of a fused matrix on its own.
+            another way. An example is a cut of each part of a fused matrix.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:

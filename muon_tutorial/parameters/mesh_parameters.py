@@ -142,7 +142,7 @@ def alone() -> LocalMesh:
 
 
 def read_dtensor_meshes(params: Sequence[Tensor]) -> list[MeshParameters]:
-    """Sort DTensors by their mesh. Plain parameters are assumed to be copies on all ranks of the largest.
+    """Sort DTensors by their mesh. Plain parameters are assumed to be equal on all ranks of the largest mesh.
 
     Raises:
         StrategyError: a placement is partial.

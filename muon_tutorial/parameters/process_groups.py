@@ -46,7 +46,7 @@ def read_process_groups(
 ) -> list[MeshParameters]:
     """Find out how parameters are cut on the grid of the ``crossing`` groups.
 
-    A DTensor's placements show it. For plain parameters, ranks exchange their shapes. Ranks of an
+    A DTensor's placements show its cuts. For plain parameters, ranks exchange shapes. Ranks of an
     ``independent`` group step different parameters; if such a group cuts a DTensor, each rank steps its own
     part.
 
@@ -174,7 +174,7 @@ def _same_ranks(group: ProcessGroup, groups: Mapping[str, ProcessGroup]) -> str 
 
 
 def _outermost_first(groups: Mapping[str, ProcessGroup]) -> dict[str, ProcessGroup]:
-    """Order groups like the axes of a row-major mesh, with the ranks that are furthest apart first."""
+    """Order groups like the axes of a row-major mesh: the one whose ranks are furthest apart comes first."""
 
     def stride(group: ProcessGroup) -> int:
         ranks = dist.get_process_group_ranks(group)

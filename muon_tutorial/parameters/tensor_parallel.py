@@ -1,4 +1,4 @@
-"""Finds how tensor parallelism has cut plain parameters: by their attributes or the user's ``tp_dim``."""
+"""Finds how tensor parallelism has cut plain parameters, from their attributes or the user's ``tp_dim``."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def plain_cuts(
 def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | None:
     """Return the dimension along which tensor parallelism has cut a plain parameter, or None.
 
-    If the parameter has a ``partition_dim``, as in Megatron, that is used instead of ``tp_dim``. A negative
-    one means not cut.
+    If the parameter has a ``partition_dim``, as in Megatron, that is used instead of ``tp_dim``. If it is
+    negative, the parameter is not cut.
 
     Raises:
         StrategyError: ``tp_dim`` has no entry for the parameter, or names no dimension of it.

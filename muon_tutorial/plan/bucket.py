@@ -41,12 +41,12 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan for one rank. The names are those of Moonshot's proof of concept.
+    """A matrix's entry in the master plan for one rank. The names come from Moonshot's proof of concept.
 
     Ranges count elements and exclude their end. ``global_range`` is in the bucket's flat buffer.
     ``local_range`` is in this rank's slice of that buffer, and is empty if the matrix is not in the slice.
-    ``shape`` is that of this rank's tensor-parallel piece, and ``global_shape`` that of the whole matrix.
-    ``tp_dim`` is the dimension that tp cuts, or None.
+    ``shape`` is the shape of this rank's tensor-parallel piece, ``global_shape`` the shape of the whole
+    matrix. ``tp_dim`` is the dimension that tp cuts, or None.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
     In ``model_layout``, the model holds gradients and parameters. In ``storage_layout``, each rank stores its
-    part between steps. In ``compute_layout``, workers hold the matrices that they orthogonalize. The route
-    ``gradient`` leads from the model's layout to storage, ``compute`` from storage to the compute layout and
-    back, and ``parameter`` from storage to the model's layout.
+    part of the bucket between steps. In ``compute_layout``, workers hold the matrices that they
+    orthogonalize. The route ``gradient`` leads from the model's layout to storage, ``compute`` from storage
+    to the compute layout and back, and ``parameter`` from storage to the model's layout.
 
     An entry's workers are positions in the group over ``axes``. ``summands`` is how many local gradients the
     gradient route sums. Buckets of one ``round`` run at the same time, so that their owners all work.
-    ``phases`` are the names of the compute route and of its way back. Matrices that tp cuts are gathered with
-    one all_gather per ``"matrix"`` or per ``"bucket"``, as ``tp_gather`` says.
+    ``phases`` are the names of the compute route and of its way back. ``tp_gather`` says how matrices that tp
+    cuts are gathered: with one all_gather per ``"matrix"`` or per ``"bucket"``.
     """
 
     index: int = field(default=0, kw_only=True)
@@ -144,7 +144,7 @@ class Bucket:
         )
 
     def padding(self, at: Coordinate) -> int:
-        """Return how many elements of this rank's buffer, in the model's layout, belong to no matrix."""
+        """Return how many elements of this rank's buffer belong to no matrix (in the model's layout)."""
         shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))
         return self.length(self.model_layout, at) - shard
 
@@ -156,14 +156,14 @@ def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 
 
 def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """Return the boxes of the parameter that a shard covers, in its dimensions and in the shard's order."""
+    """Return the boxes of the parameter that a shard covers, in the shard's order."""
     piece = shard.entry.matrix.box(at)
     boxes = (box.shifted(piece.offset) for box in run_boxes(piece.shape, *shard.in_piece))
     return tuple(its for box in boxes for its in shard.entry.matrix.in_parameter(box))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the rank's piece as (row, column) offset and shape. Dimensions after rows count as columns."""
+    """Return the offset and shape (row, column) of the rank's piece. Dimensions after rows are columns."""
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)
@@ -189,7 +189,7 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 
 
 def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:
-    """Split a sequence into runs of at most ``round_bytes``. A heavier item gets a run of its own."""
+    """Split a sequence into runs of at most ``round_bytes``. A heavier item forms a run alone."""
     filled: list[T] = []
     load = 0
     for each, weight in zip(run, weights, strict=True):
@@ -213,5 +213,5 @@ def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
 
 
 def padded(size: int, multiple: int) -> int:
-    """Round ``size`` up to a multiple of ``multiple``, and at least to ``multiple``."""
+    """Round ``size`` up to a multiple of ``multiple``; the result is at least ``multiple``."""
     return max(1, math.ceil(size / multiple)) * multiple

@@ -3,7 +3,7 @@
 A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
 once from one layout to another. Each rank sends every other rank the intersection of two boxes: the box that
 the sender holds, and the box that the receiver needs. For the way back, the two layouts are swapped. Boxes
-are computed on demand, because those of all ranks would take gigabytes.
+are computed on demand, because the boxes of all ranks would take gigabytes.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class VirtualBuffer(Layout):
 class SlicedBuffer(Layout):
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
-    Slices have equal lengths, unless ``sizes`` lists the lengths, or the position ``owner`` has the whole
-    buffer.
+    Slices have equal lengths by default. Otherwise ``sizes`` lists the lengths, or the position ``owner`` has
+    the whole buffer.
     """
 
     axis: str
@@ -127,12 +127,12 @@ class SlicedBuffer(Layout):
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """Where each slice begins if ``sizes`` is given."""
+        """Where each slice begins, if ``sizes`` is given."""
         return tuple(accumulate(self.sizes or (), initial=0))[:-1]
 
     def _slice(self, at: Coordinate) -> Box:
         place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # _starts is cached, as sizes may be thousands
+        if self.sizes is not None and self.owner is None:  # starts are cached: there may be thousands
             return Box((self._starts[place],), (self.sizes[place],))
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
@@ -175,7 +175,7 @@ class PiecesInSlices(LocalShards):
 class WholeMatrices(Layout):
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
-    With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, it holds its whole
+    With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, a worker holds its whole
     tensor-parallel piece, flat. On the way back, the ``"owner"`` sends to all ranks, but the ``"holders"``
     already have the parts that they need.
     """
@@ -198,7 +198,7 @@ class WholeMatrices(Layout):
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """A box of a matrix that one rank sends to another, and its ``index`` in this rank's slice ``held``."""
+    """A box of a matrix that one rank sends to another; ``index`` finds it in this rank's slice ``held``."""
 
     held: BufferSlice
     box: Box
@@ -220,8 +220,8 @@ class Parcels:
     ``receives`` counts the elements from each position.
 
     Parts that a rank keeps do not travel: ``kept`` lists them in the old buffer, ``kept_as`` in the new one.
-    ``kept_at`` is where each begins among the packed elements, or None if no other rank gets it. ``length``
-    is the number of elements in the new buffer.
+    ``kept_at`` is where each kept part begins among the packed elements, or None if no other rank gets the
+    part. ``length`` is the number of elements in the new buffer.
     """
 
     leaving: tuple[SharedPart, ...]

@@ -47,7 +47,7 @@ class Grid:
         return range(self.world_size)
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along ``axis``; 1 for an axis that the grid does not have."""
+        """Return the number of ranks along ``axis``. It is 1 for an axis that the grid does not have."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def stride(self, axis: str) -> int:
@@ -84,7 +84,7 @@ class Coordinate(Mapping[str, int]):
     rank: int
 
     def __getitem__(self, axis: str) -> int:
-        """Return the position along ``axis``; 0 for an axis that the grid does not have."""
+        """Return the position along ``axis``. It is 0 for an axis that the grid does not have."""
         after = 1
         for name, size in zip(reversed(self.grid.axes), reversed(self.grid.sizes), strict=True):
             if name == axis:

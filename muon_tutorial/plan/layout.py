@@ -46,7 +46,7 @@ class Owned:
 class Shard:
     """Every rank of the axis holds a run of indices along ``dim``.
 
-    Without ``sizes``, the cut is that of ``torch.chunk`` and of DTensor: each run has ``ceil(n / parts)``
+    Without ``sizes``, the cut is the same as in ``torch.chunk`` and DTensor: each run has ``ceil(n / parts)``
     indices, and the last runs are shorter or empty. For any other cut, ``sizes`` has one length per position.
     """
 
@@ -136,11 +136,11 @@ class Box:
         return Box(tuple(offset), tuple(shape))
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
-        """Return this box of a tensor as a box of a larger one, in which that tensor starts at ``offset``."""
+        """Return this box of a tensor as a box of a larger tensor, in which the first is at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:
-        """Return this box with its offset counted from that of ``frame``: the opposite of ``shifted``."""
+        """Return this box with its offset counted from ``frame``'s offset: the opposite of ``shifted``."""
         return self.shifted(tuple(-start for start in frame.offset))
 
     def overlap(self, other: Box) -> Box:
@@ -198,7 +198,7 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class HopPieces:
-    """The pieces of a hop's tensor at the end of the hop where it is cut, for one rank.
+    """The pieces into which a hop's source or destination cuts its tensor, for one rank.
 
     ``mine`` is this rank's piece. ``size`` is the number of elements in the largest of the ``parts`` pieces.
     If all pieces are runs of equally many rows, they lie one after the other in memory, and ``uneven`` is
@@ -228,7 +228,7 @@ class Hop:
         """The hop back.
 
         Raises:
-            OneWayError: the hop is a reduce_scatter or a reduce, and a sum cannot be split into its summands.
+            OneWayError: the hop is a reduce_scatter or a reduce. A sum cannot be split into its summands.
         """
         if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
             done, back = "reduce", "a broadcast"
@@ -255,7 +255,7 @@ class Hop:
 
     @cached_property
     def pieces(self) -> Callable[[Coordinate], HopPieces]:
-        """The pieces at the end of the hop where the tensor is cut. A few ranks' results are cached."""
+        """The pieces into which ``src`` or ``dst`` cuts the tensor. A few ranks' results are cached."""
         return lru_cache(FEW_RANKS)(self._pieces)
 
     def __reduce__(self) -> tuple[Any, ...]:  # leaves the cache out of a pickle
@@ -315,5 +315,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has none."""
+        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has no inverse."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

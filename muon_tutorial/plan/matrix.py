@@ -33,11 +33,11 @@ class Runs:
     stride: int
 
     def line(self, index: int) -> int:
-        """Return where the matrix's ``index``-th line lies, counted from its first line."""
+        """Return the position of the matrix's ``index``-th line, counted from the matrix's first line."""
         return index // self.length * self.stride + index % self.length
 
     def before(self, line: int) -> int:
-        """Return how many of the matrix's lines lie before position ``line``, counted from its first line."""
+        """Return how many lines of the matrix lie before ``line``, a position counted from its first line."""
         runs, rest = divmod(line, self.stride)
         return runs * self.length + min(rest, self.length)
 
@@ -61,7 +61,7 @@ def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
 
 
 Index = tuple[slice | Tensor, ...]
-"""An index into a tensor. Lines that alternate with others are given by number, all else by slices."""
+"""An index into a tensor: numbers for lines that alternate with others, slices for everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Matrix:
 
     ``shape`` is the shape of the whole matrix in its parameter; a convolution's has four dimensions. ``cuts``
     says how axes cut the *parameter*, outermost first. Along other axes, every rank has the whole parameter.
-    ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's, and
-    ``grad_dtype`` its gradient's. ``part`` is None if the matrix is a whole parameter; ``index`` is then also
+    ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's dtype, and
+    ``grad_dtype`` the gradient's. If the matrix is a whole parameter, ``part`` is None, and ``index`` is also
     the parameter's index.
     """
 
@@ -135,7 +135,7 @@ class Matrix:
         place, runs = Box(self.part.offset, self.shape), self.part.runs
         if runs is None:
             return held.overlap(place).seen_from(place)
-        lines = runs.line(self.shape[runs.dim] - 1) + 1  # including the lines of other matrices in between
+        lines = runs.line(self.shape[runs.dim] - 1) + 1  # this box includes lines of other matrices
         place = place.with_run(runs.dim, self.part.offset[runs.dim], lines)
         box = held.overlap(place).seen_from(place)
         first, stop = map(runs.before, _ends(box, runs.dim))
@@ -307,10 +307,10 @@ class BucketEntry:
     """A matrix in a bucket.
 
     ``offset`` and ``size`` count elements of the virtual buffer. They are the same at every tensor-parallel
-    position, because ``size`` is that of the largest piece. ``workers`` are the positions, in the bucket's
-    group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads from a
-    worker's piece to the whole matrix. With ``gram``, ``route`` is empty: the tp ranks keep their pieces and
-    share the work.
+    position, because ``size`` is the size of the largest piece. ``workers`` are the positions, in the
+    bucket's group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads
+    from a worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep
+    their pieces and share the work.
     """
 
     matrix: Matrix

@@ -30,7 +30,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A matrix: its number among all matrices, its bytes, its operations, and its workers' positions."""
+    """A matrix: its number among all matrices, its bytes and operations, and the positions of its workers."""
 
     number: int
     weight: int
@@ -66,7 +66,7 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     """Distribute jobs over rounds, and return the numbers of each round's jobs.
 
     If every position can hold all its jobs within ``limit.all``, there is one round. Otherwise each round
-    takes up to ``limit.each`` bytes per position, or the bytes of the largest job if that is more. The
+    takes up to ``limit.each`` bytes per position. If the largest job has more bytes, that is the limit. The
     costliest jobs are placed first, each in the first round that has room.
 
     A round's first job also limits the work of each position. If a position has room for n such jobs, it gets

@@ -165,7 +165,7 @@ def zero1(
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
-            are mixed in the list, so that few matrices lie on several ranks, and equal slices are about equal
+            are mixed in the list, so that few matrices lie on several ranks, and all slices have about equal
             work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part.
@@ -248,10 +248,10 @@ def gram(
     """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
     Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
-    their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ. It
-    serves a whole bucket, in fp32, and sends only upper triangles. Every tp rank then iterates on XXᵀ, and
-    multiplies its own shard by the result. A tall matrix that tp cuts along its rows is treated in the same
-    way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
+    their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ.
+    One such all_reduce serves a whole bucket. It is in fp32, and sends only upper triangles. Every tp rank
+    then iterates on XXᵀ, and multiplies its own shard by the result. A tall matrix that tp cuts along its
+    rows is treated in the same way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
 
     Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
     ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations
@@ -260,10 +260,10 @@ def gram(
     measures this.
 
     All tp ranks gather every other matrix, and apply the group's own recipe with the usual bits. Matrices
-    that stay cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of
-    ``orthogonalize="gram"`` or ``"minimax"``. Other recipes are refused. The result is *not* bitwise that of
-    a single process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of that
-    of ``orthogonalize="gram"`` in one process. Its error and its largest singular value are within 0.05 of
+    that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
+    ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits are *not* the same as in a single
+    process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
+    ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
     stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
 
     Args:
@@ -278,7 +278,7 @@ def gram(
 
     def entry(matrix: Matrix) -> BucketEntry:
         whole, cut, sides = _unplaced(matrix, grid), matrix.cut("tp"), matrix.sides
-        dim = -1 if cut is None else cut.dim - leading(matrix)  # rows, columns, or none of them
+        dim = -1 if cut is None else cut.dim - leading(matrix)  # rows, columns or neither
         if not whole.route.hops or dim not in (0, 1) or sides[dim] < least_aspect * sides[1 - dim]:
             return whole
         return replace(whole, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
@@ -345,7 +345,7 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """Write a plan as lines that must be the same on all ranks: how each bucket travels, then each matrix."""
+    """Write a plan as lines that must be the same on all ranks: for the plan, each bucket and each matrix."""
     routes = [_routes_text(bucket) for bucket in plan.buckets]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
@@ -454,7 +454,7 @@ def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]
 def _in_rounds(
     jobs: Sequence[Job], limit: Limit, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
 ) -> Rounds:
-    """Yield the buckets of each round: one bucket if it is within the limit, otherwise one per owner.
+    """Yield the buckets of each round: one bucket if the round is within the limit, otherwise one per owner.
 
     So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner,
     because each of them holds ``1 / sharing`` of every weight.
@@ -492,7 +492,7 @@ def _kept_in_the_model(
     axes: tuple[str, ...] = ("dp",),
     phases: tuple[str, str] = ("keep", "keep"),
 ) -> Bucket:
-    """Make a bucket whose gradients are already averaged: they and the parameters stay in the model."""
+    """Make a bucket whose gradients are already averaged. Gradients and parameters stay in the model."""
     first = entries[0].matrix
     return Bucket(
         axes=axes,
@@ -533,7 +533,7 @@ def _stored_in_slices(
 
 
 def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Make a bucket whose owners share updates by an all_reduce; buffers are zero for others' matrices."""
+    """Make a bucket whose owners share updates by an all_reduce. Buffers are zero except for own matrices."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)
@@ -559,8 +559,8 @@ def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> B
 class _List:
     """A sequence of matrices, cut over ``dp`` into slices of ``length`` elements.
 
-    ``ends`` says where each matrix ends, in elements, and ``workers`` which positions' slices contain a part
-    of it.
+    ``ends`` says where each matrix ends, in elements. ``workers`` lists the positions whose slices contain a
+    part of the matrix.
     """
 
     matrices: Sequence[Matrix]
@@ -603,9 +603,9 @@ class _List:
 def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
     """Order the matrices in two ways, and return the order in which the busiest position has less work.
 
-    The first way spreads the matrices of each shape evenly, so that slices of equal length are about equal
-    work. The second way fills each slice with the largest matrix that still fits, so that few matrices lie in
-    two slices.
+    The first way spreads the matrices of each shape evenly, so that all slices have about equal work. The
+    second way fills each slice with the largest matrix that still fits, so that few matrices lie in two
+    slices.
     """
     spread = _List.of(_spread(run), grid)
     filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
@@ -685,7 +685,7 @@ def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
 
 
 def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
-    """Make a bucket whose virtual buffer is ordered by the dp position of the owner, and cut between them.
+    """Make a bucket whose virtual buffer is ordered by the owners' dp positions, and cut between owners.
 
     ``owners`` are dp positions, or ranks if ``tp`` ranks at each dp position share its matrices.
     """
@@ -708,7 +708,7 @@ def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[i
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> tuple[list[int], list[int]]:
-    """Return how many elements each position owns, and where each matrix begins among its owner's."""
+    """Return how many elements each position owns, and where each matrix begins among these elements."""
     filled, before = [0] * positions, []
     for size, place in zip(sizes, owners, strict=True):
         before.append(filled[place])

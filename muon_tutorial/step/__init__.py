@@ -3,7 +3,7 @@
 ``step``                the core: the seven phases of a bucket, one after the other, and the step over a plan
 ``agreement``           all ranks agree on gradients, hyperparameters and calls before anything changes
 ``early_reduction``     phase 1 of a bucket, while backward still runs
-``reduce_gradients``    phase 1: averages the gradients, each on the ranks that store a part of it
+``reduce_gradients``    phase 1: averages each gradient on the ranks that store a part of it
 ``momentum``            updates the momentum; says which part of it each rank stores
 ``orthogonalize``       phases 2 to 6: gathers whole matrices, runs Newton–Schulz, and sends updates back
 ``gram``                phases 3 to 5 for matrices that stay cut: iterates on their Gram matrices

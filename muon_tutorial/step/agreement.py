@@ -68,7 +68,7 @@ class OwnGradients:
 
     ``together`` returns the groups of ranks over which nothing is averaged. In such a group, all ranks or
     none must have a gradient; ranks whose piece is ``empty`` do not count. Each rank has a number ``torn``.
-    Over a whole group these numbers add up to 0, and over a part of one they do not.
+    These numbers add up to 0 over a whole group, but not over a part of it.
 
     If the step sums gradients, ``limits`` are the largest numbers that the dtype of each sum can hold.
     """
@@ -89,11 +89,11 @@ _ERROR = "what keeps this rank from stepping"
 def agree_on_gradients(
     own: OwnGradients, ranks: Ranks, fingerprint: Fingerprint = NOTHING_TO_COMPARE
 ) -> Walk:
-    """Return, for each gradient, whether any rank has it. All ranks must run it, and get the same answer.
+    """Return, for each gradient, whether any rank has it. All ranks must run this; their answers are equal.
 
-    Each rank sends a hash of its fingerprint, a hash of which gradients it has, and the largest ratio of an
-    element to its limit. The ratio is infinite if an element is not finite. On the meta device, where tensors
-    have no values, all gradients are assumed to exist.
+    Each rank sends a hash of its fingerprint, a hash that shows which gradients it has, and the largest ratio
+    of an element to its limit. The ratio is infinite if an element is not finite. On the meta device, where
+    tensors have no values, all gradients are assumed to exist.
 
     Raises:
         GradientError: a gradient or a sum of gradients is not finite, or a gradient is missing on some ranks
@@ -147,7 +147,7 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
-    """Do the same as ``agree_on_gradients``, with numbers for each gradient, to name the faulty one."""
+    """Do what ``agree_on_gradients`` does, with numbers for each gradient, to name the faulty gradient."""
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])
@@ -208,7 +208,7 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
-    """Compare a hash of each text, and raise this rank's own error, or one that says what differs where."""
+    """Compare a hash of each text. Raise this rank's own error, or an error that says what differs where."""
     row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)
@@ -255,7 +255,7 @@ def say_ranks(ranks: Sequence[int]) -> str:
 HASHES = (1 << 19) - 1
 """How many different hashes there are. Float64 holds the sum of 16,384 ranks' squared hashes exactly.
 
-The number is a prime. Modulo a power of two, a flipped high bit (sign, exponent) would not change the hash.
+The number is a prime. Hashes modulo a power of two would not change with a flipped high bit (sign, exponent).
 """
 
 _COLUMNS = 1021
@@ -270,7 +270,7 @@ def _hash(text: str) -> int:
 def checksum(tensor: Tensor) -> Tensor:
     """Return a hash of a tensor's bits and their positions, [], int64.
 
-    Every single flipped bit changes it. Of other changes, one in half a million goes unnoticed.
+    Every single flipped bit changes it. One in half a million other changes goes unnoticed.
     """
     integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # sums of int64 wrap
     words = tensor.detach().contiguous().reshape(-1).view(integers)

@@ -18,7 +18,7 @@ from .rank_bucket import RankBucket
 from .reduce_gradients import stored_gradient
 
 Share = tuple[Tensor, int]
-"""A part of a gradient, and how many ranks hold the same elements."""
+"""A part of a gradient, and the number of ranks that hold the same elements."""
 
 
 def clip_gradients(

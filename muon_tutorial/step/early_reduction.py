@@ -2,8 +2,7 @@
 
 Buckets are sent strictly in the plan's reverse order, which is about the order in which backward completes
 them. They are sent over a process group of their own. So all ranks issue the same collectives in the same
-order, whatever order their gradients appear in and whatever else they communicate. Backward waits for no
-collective.
+order. The order of their gradients, and other communication, do not matter. Backward waits for no collective.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class EarlyReduction:
     """The buckets of one step that are sent during backward.
 
     ``run`` runs a generator in a world with its own process groups. While ``paused``, gradients accumulate
-    and none is sent. ``begun`` is the number of buckets that have been sent, and ``sent`` contains a checksum
+    and are not sent. ``begun`` is the number of buckets that have been sent, and ``sent`` contains a checksum
     of each. Once ``finished``, all sums are complete and the step can use them. If this rank cannot step,
     ``error`` says why.
     """
@@ -50,7 +49,7 @@ class EarlyReduction:
 
     @torch.no_grad()
     def arrive(self, index: int) -> None:
-        """Record that backward has produced a parameter's gradient, and send complete buckets."""
+        """Record that backward has produced a parameter's gradient. Send buckets that are now complete."""
         if self.finished or any(index in self.members[place] for place in range(self.begun)):
             raise GradientError(
                 "a backward() has added to a gradient that is already on its way to the other ranks: put "
@@ -80,7 +79,7 @@ class EarlyReduction:
     def finish(self) -> TutorialError | None:
         """Send the remaining buckets and give the averaged gradients to the step, like ``PlanStep.ready``.
 
-        All ranks must call it equally often. A second call does nothing. It returns an error if a gradient
+        All ranks must call it equally often. A second call does nothing. An error is returned if a gradient
         could not be sent, or has changed since it was sent.
         """
         if self.finished:

@@ -1,4 +1,4 @@
-"""Updates the momentum, and says which part of each parameter's momentum a rank stores between steps."""
+"""Updates the momentum, and says which part of each momentum a rank stores between steps."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ class MomentumShard:
     """The part of one parameter's momentum that one rank stores.
 
     If ``flat``, dp cuts the momentum into slices, and the part is a run of elements, with the parameter's
-    matrices one after the other. Otherwise the part has the shape of the parameter on this rank. It is then a
-    DTensor if the parameter is one, because ``torch.distributed.checkpoint`` would take a plain tensor for a
-    replica.
+    matrices one after the other. Otherwise the part has the shape of the parameter on this rank. If the
+    parameter is a DTensor, this part is one, too, because ``torch.distributed.checkpoint`` would take a plain
+    tensor for a replica.
     """
 
     parameter: ParameterState
@@ -122,8 +122,9 @@ class MomentumShard:
     def fill(self, at: Coordinate) -> None:
         """Put the momentum into the parameter's state: zeros, or this rank's part of a loaded momentum.
 
-        A ``flat`` momentum could be mistaken for that of another rank or another step, because their sizes
-        are equal. So the state also records which elements it contains, and how many steps it has taken.
+        A ``flat`` momentum could be mistaken for the momentum of another rank or another step, because sizes
+        are equal. So the state also records which elements the momentum contains, and how many steps were
+        taken.
 
         Raises:
             UsageError: a loaded momentum does not fit this rank's part or the whole parameter.

@@ -26,14 +26,14 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""If set, called instead of Newton–Schulz, with the matrix, its group, and the function that iterates."""
+"""If set, it replaces Newton–Schulz. It gets the matrix, its group, and the function that iterates."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """Turn the Newton–Schulz inputs that this rank stores into updates: both flat, or both ``Pieces``.
 
-    Updates replace their inputs in ``boxes``, so do not use it afterwards. All ranks of the grid must run
-    this. For a matrix on which a rank does not work, it yields ``IDLE`` requests.
+    Updates replace their inputs in ``boxes``, so do not use ``boxes`` afterwards. All ranks of the grid must
+    run this. A rank yields ``IDLE`` requests for a matrix on which it does not work.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
@@ -104,9 +104,9 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """Phase 3 in one all_gather over tp, for all matrices that this rank works on.
 
-    The ranks of a tp group work on the same matrices. They yield ``IDLE`` if tp cuts none of these but cuts
-    others in the bucket. All ranks of the grid must run it. It returns, by a matrix's index, a function that
-    puts the matrix together.
+    The ranks of a tp group work on the same matrices. They yield ``IDLE`` if tp cuts none of these matrices,
+    but cuts others in the bucket. All ranks of the grid must run it. It returns, by a matrix's index, a
+    function that puts the matrix together.
     """
     cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
     mine = [matrix for matrix in cut if matrix.work is not None]
@@ -121,7 +121,7 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """Return the box that this rank works on, in its own shape; remove it if ``boxes`` are ``Pieces``."""
+    """Return the box that this rank works on, in the box's shape; remove it if ``boxes`` are ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 
@@ -136,7 +136,7 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """Return how many matrices of ``sides`` a group's recipe can stack without changing bits; 1 if none."""
+    """Return how many matrices of ``sides`` a recipe can stack without a change of bits; 1 means no stack."""
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:
         return 1
@@ -149,7 +149,7 @@ def newton_schulz_update(
     sides: Sequence[int],
     group: Mapping[str, Any],
     workspace: Workspace | None = None,
-) -> Tensor:  # as whole
+) -> Tensor:  # shape of ``whole``
     """Run Newton–Schulz with a group's settings on ``whole``, reshaped to ``sides``. The shape is kept.
 
     A ``workspace`` lets a recipe use the same memory in every step.

@@ -1,4 +1,4 @@
-"""One bucket on one rank: its parameters, and which part of each the rank holds, computed once."""
+"""One bucket on one rank: its parameters, and the part of each that the rank holds, computed once."""
 
 from __future__ import annotations
 

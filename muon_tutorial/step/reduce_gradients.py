@@ -23,8 +23,8 @@ def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average the ranks' gradients, and return the part that this rank stores, flat.
 
     For ``zero1`` the bucket's gradient route is a reduce_scatter over dp. If gradients are already averaged,
-    the route is empty, they stay in the model, and the result is None. If ``pack_gradients`` has packed the
-    gradients already, pass them as ``flat``. All ranks of the grid must run it.
+    the route is empty, gradients stay in the model, and the result is None. If ``pack_gradients`` has packed
+    the gradients already, pass them as ``flat``. All ranks of the grid must run it.
     """
     if not bucket.plan.gradient.hops:
         return None

@@ -81,7 +81,7 @@ class AloneStep:
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
     ) -> list[Tensor]:
-        """Return the updates of matrices of one shape; they are stacked if that does not change the bits."""
+        """Return the updates of matrices of one shape. Matrices are stacked if that does not change bits."""
         if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
             stack = torch.stack([each.reshape(sides) for each in inputs])
             stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
@@ -133,6 +133,6 @@ AT_ONCE = 2**18
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """Return how many parameters of one shape to step together: a stack, or as many as ``AT_ONCE`` allows."""
+    """How many parameters of one shape to step together: a stack, or else as many as ``AT_ONCE`` allows."""
     stacked = stack_size(_sides(shape), group, device)
     return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

@@ -1,7 +1,7 @@
 """The core: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
 
 The functions here are generators that yield requests for collectives. A world runs them and answers the
-requests. It may be real processes, all ranks in one process, or one rank without data.
+requests. A world may be real processes, all ranks in one process, or one rank without data.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def step_bucket(
 class PlanStep:
     """One rank's step over a plan. ``parameters`` are in the order of the plan's parameter indices.
 
-    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. A bucket without a
-    buffer there has its gradients in the model, and ``step`` multiplies them by ``scale``. ``present`` are
-    the parameters that have a gradient. ``sent_early`` is whether gradients were averaged during backward.
+    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. If a bucket has no
+    buffer in ``readied``, its gradients are in the model, and ``step`` multiplies them by ``scale``.
+    ``present`` are the parameters that have a gradient. ``sent_early`` is whether gradients were averaged
+    during backward.
     """
 
     plan: Plan
@@ -112,8 +113,8 @@ class PlanStep:
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns those of
-        ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
+        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns the
+        parameters of ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()
         if self.present is None and fingerprint.error is None:
@@ -148,7 +149,7 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """A hash of this rank's tp group; on the group's last rank, minus the sum of the others' numbers."""
+        """``OwnGradients.torn``: a hash of the tp group. Its last rank has minus the sum of the others."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))
@@ -194,7 +195,7 @@ class PlanStep:
         max_norm: float | None = None,
         fingerprint: Fingerprint = NOTHING_TO_COMPARE,
     ) -> Walk:
-        """Reduce gradients before ``step``, and average those of ``rest`` in place.
+        """Reduce gradients before ``step``, and average the gradients of ``rest`` in place.
 
         If ``max_norm`` is given, all gradients are clipped by their common norm, and the norm is returned.
         All ranks of the grid must run it.

@@ -1,8 +1,8 @@
 """Gradients that the step has yet to average refuse to be clipped, and warn when their norm is taken.
 
 Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
-on every rank. The step would be wrong, without any error. A loop that takes each gradient's norm may clip by
-it or may only log it, so it gets a warning instead of an error.
+on every rank. The step would be wrong, without any error. A loop that takes each gradient's norm may use it
+to clip or only log it, so the loop gets a warning, not an error.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
     handles: list[Any] = []
     for index, param in enumerate(params):
         if param.is_leaf and (param.is_floating_point() or param.is_complex()):
-            trains = param.requires_grad  # must be true when the hook is registered, but not afterwards
+            trains = param.requires_grad  # a hook can be registered only while this is True
             try:
                 param.requires_grad_(True)
                 handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))

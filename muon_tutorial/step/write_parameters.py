@@ -1,4 +1,4 @@
-"""Decay and step the parameters; phase 7: send the new parameters to the ranks whose model needs them."""
+"""Decays and steps the parameters, and sends them to the ranks whose model needs them (phase 7)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ KINDS: tuple[Kind, ...] = (
 MOST_RANKS = 8
 WARM, ROUNDS, SWEEPS = 2, 12, 60
 ENDLESS = 1e12  # bytes per second
-BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # tried for a rank on a loopback, down to 2e8
+BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # the fit tries these for a loopback
 REFITS, NO_BETTER = 8, 1e-6
 REPEATED = (256,)
 BUSY_LOAD, BUSY_SPREAD = 0.5, 1.3
@@ -175,7 +175,7 @@ def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 
 
 
 def average_machines(one: Machine, other: Machine) -> Machine:
-    """The mean of two calibrations of a machine, number by number; for bandwidths, the harmonic mean."""
+    """The mean of two calibrations of a machine, number by number. For bandwidths it is the harmonic mean."""
 
     def rates(first: Rates, second: Rates) -> Rates:
         return tuple(
@@ -200,8 +200,8 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """A core's rates, as in ``Machine``, while the other cores compute. ``repeated``: the rates of one
-    product before and after all other measurements."""
+    """A core's rates while the other cores compute, in the form that ``Machine`` has. ``repeated``: the rates
+    of one product before and after all other measurements."""
 
     gemm: dict[str, Rates]
     copy: Rates
@@ -210,7 +210,7 @@ class ComputeRates:
 
 
 def compute_rates(rank: int) -> ComputeRates:
-    """Measure this core's rates while the other cores measure theirs, because they share memory in a step."""
+    """Measure this core's rates while the other cores measure, too, because cores share memory in a step."""
     torch.set_num_threads(1)
     gemm = {}
     before = measure_products(torch.float32, REPEATED)[0][1]
@@ -240,7 +240,7 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
-    """Operations per second of Newton–Schulz's products of square matrices, by their side.
+    """Operations per second of Newton–Schulz's products, for square matrices with each of these ``sides``.
 
     Each result goes to new memory, as in a step. With the same memory each time, products are a fifth faster.
     """
@@ -309,7 +309,7 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
     swept, samples = torch.ones(SWEPT // 4 // dist.get_world_size()), []
     for kind, size in product(KINDS, SENT):
         late = torch.tensor([float(time.perf_counter() > until)])
-        if world.run(sum_over_grid(late, world.at, Label("time is up"))):  # if it is up for any rank
+        if world.run(sum_over_grid(late, world.at, Label("time is up"))):  # true if time is up on any rank
             break
         samples.append(_sample(world, kind, size, swept))
     return samples
@@ -353,7 +353,7 @@ def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
 @dataclass(frozen=True, slots=True)
 class GlooCosts:
     """The costs of a collective: seconds per ``byte``, ``message``, round (``latency``) and request
-    (``turn``), and a rank's largest ``bandwidth``, sent and received together, in bytes per second."""
+    (``turn``). ``bandwidth``: the most bytes per second that a rank sends and receives together."""
 
     byte: float
     message: float
@@ -429,7 +429,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """Median seconds of at least five runs that fill ``at_least`` seconds; of fewer if five take too long."""
+    """Median seconds of runs that fill ``at_least`` seconds. There are five or more, unless runs are slow."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

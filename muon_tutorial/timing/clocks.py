@@ -34,7 +34,7 @@ class Speed:
         return max(asked.moving / self.factor, asked.sending)
 
     def latency(self, asked: PricedRequest | None) -> float:
-        """Seconds of a collective that do not depend on bandwidth."""
+        """A collective's seconds that do not depend on bandwidth."""
         return 0.0 if asked is None or asked.label.phase.startswith(self.free) else asked.latency
 
 
@@ -99,11 +99,11 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One turn of a bucket: values for each kind of rank or each position, or one value if all are equal.
+    """One turn of a bucket: values for each kind of rank or each position. Equal values become one value.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
-    request, None if none does; ``asks``: the positions that request it, None for all. ``root``: the
-    position of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
+    request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
+    of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
     broadcast's first copy. ``beside``: the bytes that the round's other buckets hold. With ``meets``, the
     bucket waits here until the others have caught up.
     """
@@ -245,7 +245,7 @@ class _Tables:
         return turns
 
     def _thin(self, table: Sequence[Any]) -> list[np.ndarray]:
-        """Each turn's values by kind of rank. If all are equal, one is kept, with length 1 along all axes."""
+        """Each turn's values by kind of rank. Equal values become one value, with length 1 along all axes."""
         values = np.array(table)
         firsts = values[..., :1]
         alike = (values == firsts).reshape(len(values), -1).all(axis=1)
@@ -258,7 +258,7 @@ class _Tables:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """A rank's seconds in walks that run one after the other, and that are the same on all ranks."""
+    """A rank's seconds in walks that run one after the other. All ranks have the same walks."""
 
     product: float = 0.0
     copy: float = 0.0
@@ -272,7 +272,7 @@ class Alone:
 
 
 def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> Alone:
-    """Time walks that are the same on all ranks, so no rank waits. ``traces``: each with its count."""
+    """Time walks that are the same on all ranks, so no rank waits. ``traces``: traces and their counts."""
     found = Alone()
     for trace, times in traces:
         for turn in trace:

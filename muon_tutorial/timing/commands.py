@@ -67,7 +67,7 @@ def find_machine(name: str) -> Machine:
     """The machine in the package's file of this name, or in the file at this path.
 
     Raises:
-        UsageError: there is none, or its file is wrong.
+        UsageError: there is no such machine, or its file is wrong.
     """
     if name in machine_names():
         return read_machine(MACHINES / f"{name}.json")
@@ -144,7 +144,7 @@ def add_calibrate(commands: argparse._SubParsersAction) -> None:
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Keep the garbage collector off; it takes up to a third of the time of a plan."""
+    """Keep the garbage collector off, because it takes up to a third of a plan's time."""
     collects = gc.isenabled()
     gc.disable()
     try:

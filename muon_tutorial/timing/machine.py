@@ -55,12 +55,12 @@ class Machine:
     """The costs of a rank's work on nodes of one kind.
 
     ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
-    computes on its own GPU. ``gemm``: floating-point operations per second for each dtype, by the smallest of
-    a product's three sizes. ``copy``: bytes read and written per second, by the number of bytes.
-    ``operation``: seconds to start an operation; on a GPU, this overlaps with executing earlier operations,
-    and only the part that is longer than the operation's own execution counts. ``turn``: seconds of a
-    request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``: the
-    processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
+    computes on its own GPU. ``gemm``: floating-point operations per second. There is a table for each dtype,
+    by the smallest of a product's three sizes. ``copy``: bytes read and written per second, for several
+    numbers of bytes. ``operation``: seconds to start an operation; on a GPU, this overlaps with executing
+    earlier operations, and only the part that is longer than the operation's own execution counts. ``turn``:
+    seconds of a request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
+    the processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
     with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
     bytes. ``sources``: where the numbers come from.
     """
@@ -86,7 +86,7 @@ class Machine:
     def gemm_seconds(self, dtype: torch.dtype, sizes: Sequence[int], batch: int = 1) -> float:
         """Seconds of products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
         name = str(dtype).removeprefix("torch.")
-        rates = self.gemm.get(name) or self.gemm["float32"]  # fp16 and fp64: as fp32
+        rates = self.gemm.get(name) or self.gemm["float32"]  # fp16 and fp64 have fp32's rate
         return 2 * batch * math.prod(sizes) / _at(rates, min(sizes)) if all(sizes) else 0.0
 
     def copy_seconds(self, moved: int) -> float:
@@ -153,7 +153,7 @@ def read_json(path: str | Path, what: str) -> Any:
         raise UsageError(f"{what} cannot be read: it is larger than {LARGEST:,} bytes")
     try:
         return json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # not text, not JSON, too long a number, too deeply nested
+    except (ValueError, RecursionError) as error:  # no text, no JSON, a long number, deep nesting
         raise UsageError(f"{what} is not JSON: {error}") from None
 
 
@@ -165,7 +165,7 @@ def read_machine(path: str | Path) -> Machine:
     """Read a machine's file.
 
     Raises:
-        UsageError: it cannot be read, lacks a number, or has an impossible one.
+        UsageError: it cannot be read, lacks a number, or has an impossible number.
     """
     held = read_json(path, f"the machine {path}")
     try:
@@ -191,7 +191,7 @@ def machine_from(held: Any) -> Machine:
 
 
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
-    """Check that a record's required fields are there, and that none is unknown; return them by name."""
+    """Check that a record's required fields are there, and that all fields are known. Return them by name."""
     if not isinstance(held, dict):
         raise UsageError(f"{where.rstrip('.') or 'it'} must be a JSON object of numbers by name")
     known = {one.name: one for one in fields(kind)}

@@ -36,8 +36,8 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 class Mixture:
     """The keys under which the configs of a model type hold the sizes of its experts.
 
-    ``width``: the key of their inner size. ``shared``: the key of the number of experts that see all tokens.
-    ``dense``: the key that says which layers have no experts.
+    ``width``: the key of the experts' inner size. ``shared``: the key of the number of experts that see all
+    tokens. ``dense``: the key that says which layers have no experts.
     """
 
     width: str = "moe_intermediate_size"
@@ -53,9 +53,9 @@ FIRST_DENSE = Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
 class Architecture:
     """The properties of a model type that its ``config.json`` does not state.
 
-    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state
-    the number of key-value heads; if not, its default is the number of heads. ``head``: whether it must
-    state the width of a head; if not, its default is the model's width divided by the heads.
+    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state the
+    number of key-value heads; if not, the default is the number of heads. ``head``: whether the config must
+    state the width of a head; if not, the default is the model's width divided by the heads.
     """
 
     attention: Literal["grouped", "latent"] = "grouped"
@@ -121,7 +121,7 @@ class ConfigKeys:
         """The number under the first of these keys that the config has.
 
         Raises:
-            UsageError: it has none of them, or the value is not a whole number of at least ``least``.
+            UsageError: the config has none of these keys, or the value is not a whole number >= ``least``.
         """
         found = self.size_or(None, *keys, least=least)
         if found is None:
@@ -220,7 +220,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, in
 
 
 def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
-    """The same numbers and families as ``_decoder``, for GPT-2's layout and keys."""
+    """What ``_decoder`` returns, for GPT-2's layout and keys."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
@@ -279,7 +279,7 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
 
 
 def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
-    """Multi-head latent attention: projections down to a low rank, and up (arXiv 2405.04434, section 2.1)."""
+    """Multi-head latent attention, down to a low rank and up again (arXiv 2405.04434, section 2.1)."""
     width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     each = tuple(range(keys.size("num_hidden_layers")))
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")

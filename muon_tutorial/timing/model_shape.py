@@ -1,4 +1,4 @@
-"""A model as the planner sees it: families of matrices of one shape, and the matrices of one pipeline stage.
+"""A model as the planner sees it: its families of equal matrices, and the matrices of one pipeline stage.
 
 Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read them from
 configuration files and modules.
@@ -62,7 +62,7 @@ class MatrixFamily:
         'layers.1.experts.7.up'
         """
         name, numbers = self.name, (layer, expert) if self.experts else (layer,)
-        for number in numbers[len(numbers) - name.count("*") :]:  # no star: outside of layers
+        for number in numbers[len(numbers) - name.count("*") :]:  # a name without a star is outside of layers
             name = name.replace("*", str(number), 1)
         return name
 
@@ -90,9 +90,9 @@ class OtherFamily:
 class ModelShape:
     """A model's sizes, and where they come from.
 
-    ``heads`` and ``kv_heads`` are None if unknown. ``experts``: how many a layer has, 0 in a dense model.
-    ``experts_met``: how many of them a token uses, None if unknown. ``families`` go to Muon, ``others`` to
-    AdamW. ``notes`` are sentences to print with any plan of the model.
+    ``heads`` and ``kv_heads`` are None if unknown. ``experts``: how many experts a layer has, 0 in a dense
+    model. ``experts_met``: how many experts a token uses, None if unknown. ``families`` go to Muon,
+    ``others`` to AdamW. ``notes`` are sentences to print with any plan of the model.
     """
 
     name: str
@@ -136,7 +136,7 @@ class ModelShape:
 
 
 def stage_layers(shape: ModelShape, pp: int, stage: int = 0) -> range:
-    """The layers of one pipeline stage. If they do not divide evenly, the first stages have one more.
+    """The layers of one pipeline stage. If layers do not divide evenly, the first stages have one layer more.
 
     Raises:
         GridError: there are fewer layers than stages, or the stage does not exist.

@@ -1,6 +1,6 @@
 """Reads a model's shape from its module. ``split_parameters`` finds the hidden matrices.
 
-It reads only names and shapes, so a module on the meta device is enough. If names and shapes show that a
+Only names and shapes are read, so a module on the meta device is enough. If names and shapes show that a
 weight holds several matrices, they are counted separately, so that a module and its config give the same
 plan; a note names such weights. It does not guess how tensor parallelism would cut.
 """
@@ -82,7 +82,7 @@ def shape_from_module(
 
 
 def _cut(styles: Mapping[str, str], verdict: Verdict) -> Cut:
-    """How tensor parallelism cuts a parameter; None if no style is given for any hidden layer."""
+    """How tensor parallelism cuts a parameter; None if no hidden layer has a style."""
     if not any("*" in pattern for pattern in styles):
         return None
     path = ".".join("*" if word.isdecimal() else word for word in verdict.name.split("."))
@@ -140,7 +140,7 @@ def _matrices(
 
 
 def _experts_in_rows(model: nn.Module) -> dict[int, int]:
-    """How many experts lie in a weight's rows, by the weight's id, if its module states their number."""
+    """For each weight whose module states a number of experts: its id, and how many experts its rows hold."""
     return {
         id(param): count
         for module in model.modules()
@@ -151,7 +151,7 @@ def _experts_in_rows(model: nn.Module) -> dict[int, int]:
 
 
 def _rows_apart(name: str, rows: int, columns: int, beside: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The number of rows of each matrix in a weight: of q, k and v, of gate and up, or of its one matrix.
+    """The number of rows of each matrix in a weight (q, k and v, or gate and up, or a single matrix).
 
     q has as many rows as the output projection in the same module has columns; k and v share the other rows.
 

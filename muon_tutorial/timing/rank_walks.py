@@ -45,10 +45,10 @@ class PricedRequest:
     """The costs of a collective for one rank; requests of the same sizes share a record.
 
     ``busy``: what keeps the rank's processor busy, for ``sending`` seconds. ``copy``: seconds of computing
-    before it. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not depend on
-    the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy`` seconds.
-    ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each except the
-    last sends ``passed`` bytes. ``between``: bytes that leave the node.
+    before the request. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not
+    depend on the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy``
+    seconds. ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each
+    except the last sends ``passed`` bytes. ``between``: bytes that leave the node.
     """
 
     kind: Kind
@@ -76,8 +76,8 @@ class WalkedTurn:
     """A rank's work until its next request, and the request. ``asked`` is None in an empty or last turn.
 
     ``product`` and ``copy`` are seconds of computing. ``now``: bytes that the walk holds at the request;
-    ``peak``: the most it held since the previous request. ``root``: the position of the request's root.
-    ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
+    ``peak``: the most that the walk held since the previous request. ``root``: the position of the request's
+    root. ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
     """
 
     product: float
@@ -143,8 +143,8 @@ class WalkedPlan:
 
 
 class Seat(NamedTuple):
-    """A rank's ``place`` among the ``parts`` ranks of a group. ``nodes``: on how many nodes the group is.
-    ``elsewhere``: which of its ranks are on another node than this rank."""
+    """A rank's ``place`` among the ``parts`` ranks of a group. ``nodes``: how many nodes the group spans.
+    ``elsewhere``: which ranks of the group are on another node than this rank."""
 
     place: int
     parts: int
@@ -153,7 +153,7 @@ class Seat(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and its result's strides."""
+    """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and strides of the result."""
 
     product: float
     copy: float
@@ -163,8 +163,8 @@ class Iteration(NamedTuple):
 
 @dataclass(eq=False)
 class RankWalks:
-    """Walks of single ranks on a machine, each made once. ``beside``: how many others share a rank's cores
-    and bus."""
+    """Walks of single ranks on a machine, each made once. ``beside``: how many other ranks share a rank's
+    cores and bus."""
 
     machine: Machine
     beside: int = 0
@@ -261,7 +261,7 @@ class RankWalks:
         return update
 
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
-        """The trace of the walk that is on a tape: the same sums, in the same order."""
+        """The trace of the walk that a tape holds, with the same sums in the same order."""
         turns: list[WalkedTurn] = []
         product = copy = 0.0
         now, peak, sizes, share = 0, 0, iter(tape.sizes), self._share
@@ -297,7 +297,7 @@ class RankWalks:
         if request.sends is not None:
             return self._price(request, at)
         where: tuple[Hashable, ...] = at.rank, request.root
-        if self.machine.algorithm == "ring":  # of a chain's ranks, only the first two and the last differ
+        if self.machine.algorithm == "ring":  # in a chain, only the first two ranks and the last one differ
             place, parts, nodes, _ = self._seat(at, request.axes)
             from_root = None if request.root is None else min((place - request.root) % parts, 2)
             where = nodes, from_root, request.root is not None and (place + 1) % parts == request.root
@@ -349,7 +349,7 @@ class RankWalks:
         return self._links[key]
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
-        """Bytes that leave the rank's node: on average in a ring, exactly in an exchange."""
+        """Bytes that leave the rank's node: the average in a ring, the exact number in an exchange."""
         seat = self._seat(at, request.axes)
         if request.sends is not None:
             return int(np.array(request.sends)[seat.elsewhere].sum()) * request.dtype.itemsize
@@ -375,7 +375,7 @@ class RankWalks:
     ) -> WalkedBucket:
         """Walk a bucket on the ``kept`` positions.
 
-        ``times``: how many equal positions each one stands for. ``signs``: what ``_kinds`` gave them.
+        ``times``: how many equal positions each kept one stands for. ``signs``: the numbers from ``_kinds``.
         """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
@@ -402,8 +402,8 @@ class RankWalks:
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
         """One rank's step of one bucket. Memory that it keeps for the next step is counted from the start.
 
-        If the bucket is one matrix cut into slices, three ranks are walked for each matrix of this shape and
-        each place among as many slices. For further ones, ``tapes`` gives all sizes.
+        If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length go
+        onto tapes. Once three of them lie on lines, ``tapes`` gives the sizes of further ones.
         """
         tape = lines = None
         if self.machine.cores is None and len(bucket.entries) == 1 and 1 < len(slices) < at.size("dp"):
@@ -428,12 +428,11 @@ class RankWalks:
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
     ) -> np.ndarray:
-        """A number (its sign) for each position of a bucket's group, equal for positions with equal work.
+        """A number (a sign) for each position of a bucket's group. Equal work gives equal signs.
 
-        The signs are sums of random numbers. For each matrix, a position gets one number if it works on the
-        matrix, one if it shares a group along the matrix's cuts with the first position that works on it,
-        and one for the shape of its part. So
-        equal signs mean equal work.
+        The signs are sums of random numbers. For each matrix, a position gets up to three: one if it works on
+        the matrix, one if it shares a group along the matrix's cuts with the matrix's first worker, and one
+        for the shape of its part. So equal signs mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)
@@ -460,7 +459,7 @@ class RankWalks:
         return flat
 
     def _held(self, entry: BucketEntry, known: np.uint64, bucket: Bucket, at: Coordinate) -> np.ndarray:
-        """A number for each position, by the shape of its part of a matrix; 0 if all parts have one shape."""
+        """A number for each position: equal for parts of equal shape, and 0 if all parts have one shape."""
         cutting = [axis for axis in bucket.axes if axis in entry.matrix.axes]
         places = range(at.size(*cutting))
         shapes = [entry.matrix.box(at.peer(place, *cutting)).shape for place in places]
@@ -481,7 +480,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Along each axis, a number for each position, equal for positions with equal signs in all buckets."""
+    """Number the positions along each axis. Those with equal signs in all buckets get the same number."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 
@@ -523,7 +522,7 @@ def _roots(plan: Plan) -> set[int]:
 
 
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
-    """The properties of a matrix that decide what a rank does with it, except which ranks work on it."""
+    """The properties of a matrix, except its workers, that decide what a rank does with it."""
     matrix = entry.matrix
     return (
         matrix.shape,
@@ -537,7 +536,7 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
-    """The elements of each dp position's slice of the bucket; empty if all slices have one length."""
+    """How many elements of the bucket each dp position's slice has; empty if all slices have one length."""
     sizes = np.array(getattr(bucket.storage_layout, "sizes", None) or (), dtype=int)
     places = np.flatnonzero(sizes)
     return dict(zip(places.tolist(), sizes[places].tolist(), strict=True))

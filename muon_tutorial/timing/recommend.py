@@ -43,8 +43,8 @@ KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
 MOST_PLACED, MANY_PLACED = 5 * 10**8, 15 * 10**6
-"""The most pairs of a matrix and a rank that are planned, because a plan keeps numbers for each pair; and
-the number of pairs from which planning takes longer than half a minute."""
+"""A plan keeps numbers for each pair of a matrix and a rank. The first is the most pairs that are planned.
+From the second on, planning takes longer than half a minute."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -52,8 +52,8 @@ PREDICTED = (
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """The options that a search tries: multiples of the given ``round_bytes``, and windows."""
-SEARCHED = 3  # how many strategies are searched: the most promising ones
-CLOSE = 1.02  # a step that takes at most this many times as long as the fastest counts as equally fast
+SEARCHED = 3  # how many strategies are searched; the most promising ones are taken
+CLOSE = 1.02  # a step counts as equally fast if it takes at most this many times as long as the fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class StagePart:
         return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over these matrices: sharded as in ZeRO-1 or FSDP2, or as under DDP."""
+        """AdamW's step over these matrices, ``sharded`` as in ZeRO-1 or FSDP2, or replicated as under DDP."""
         at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
             lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
@@ -129,10 +129,10 @@ class Choice:
 class ModelPlan:
     """The cost of every strategy's step, for one pipeline stage of a model on a grid of a machine's ranks.
 
-    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1, or as in FSDP2 if
-    ``dp_shard`` cuts parameters. ``adamw_ddp``: the same under DDP (empty with ``dp_shard``). ``rest``: a
-    rank's bytes for the parameters that AdamW steps (embeddings, head and norms), with their gradients, both
-    moments and master weights. ``tokens``: the batch, or None.
+    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1. If ``dp_shard`` cuts
+    parameters, they are sharded as in FSDP2. ``adamw_ddp``: AdamW's steps under DDP; empty with ``dp_shard``.
+    ``rest``: a rank's bytes for the parameters that AdamW steps (embeddings, head and norms), with their
+    gradients, both moments and master weights. ``tokens``: the batch, or None.
     """
 
     shape: ModelShape
@@ -155,7 +155,7 @@ class ModelPlan:
         return self.adamw_at(1.0)
 
     def memory(self, one: StepEstimate) -> int:
-        """Bytes that a rank holds at a step's peak: for matrices, the rest of the model, and the step itself.
+        """Bytes that a rank holds at a step's peak, for matrices, the rest of the model, and the step itself.
 
         Activations, and the parameters that FSDP2 gathers in forward and backward, are not counted.
         """
@@ -168,7 +168,7 @@ class ModelPlan:
 
     @property
     def training(self) -> float | None:
-        """A lower bound on the seconds of a batch's forward and backward; None if it is not known.
+        """A lower bound on the seconds of a batch's forward and backward; None if the bound is not known.
 
         It counts six operations for each token and each matrix element that the token uses, at the rate of
         the machine's largest bf16 products, on all ranks. Attention's scores, embeddings, communication and
@@ -179,7 +179,7 @@ class ModelPlan:
         return 6 * self.tokens * self.shape.active / (self.ranks * max(self.machine.gemm["bfloat16"])[1])
 
     def adamw_at(self, factor: float, sharded: bool = True) -> float:
-        """AdamW's seconds if all links were ``factor`` times as fast; under DDP if not ``sharded``."""
+        """AdamW's seconds with links ``factor`` times as fast. If not ``sharded``, AdamW runs under DDP."""
         return sum(part.seconds_at(factor) for part in (self.adamw_parts if sharded else self.adamw_ddp))
 
     @property
@@ -189,7 +189,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. Among about equally fast ones, the one with the least memory."""
+        """The fastest strategy that fits. If several are about as fast, the least memory decides."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -197,7 +197,7 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest strategy that fits, with links ``factor`` times as fast; if equal, the first."""
+        """The fastest strategy that fits, with links ``factor`` times as fast. A tie goes to the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
@@ -235,13 +235,14 @@ def plan_model(
 ) -> ModelPlan:
     """Plan for the pipeline stage that has the most to compute.
 
-    Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
-    terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are
-    then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows are planned.
+    Experts are replicated on dp × tp / ep positions, and each of them is whole (expert tensor parallelism 1
+    in Megatron-LM's terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts
+    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows
+    are planned.
 
     Raises:
-        GridError: the grid does not divide the model, leaves too many matrices on too many ranks, or there is
-            no matrix.
+        GridError: the grid does not divide the model, there are too many pairs of a matrix and a rank, or
+            there is no matrix.
     """
     sizes, dtypes = {axis: sizes.get(axis, 1) for axis in AXES}, dtypes or Dtypes()
     stage = busiest_stage(shape, sizes["pp"])
@@ -285,7 +286,7 @@ def say_if_long(shape: ModelShape, sizes: Mapping[str, int], machine: Machine) -
     """
     parts = stage_parts(shape, sizes, busiest_stage(shape, sizes["pp"]), machine, Dtypes())
     placed = [part.placed for part in parts]
-    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # so large a plan is refused
+    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # planning refuses such a large plan
         return ""
     held, ranks = sum(len(part.matrices) for part in parts), parts[0].grid.world_size
     more = "ep or pp" if shape.experts else "pp"
@@ -313,7 +314,7 @@ def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
 def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtypes) -> int:
     """A rank's bytes for the parameters that AdamW steps, with its state divided as in ZeRO-1 or FSDP2."""
     mine, elements = stage_layers(shape, sizes["pp"], stage), 0
-    for other in shape.others:  # tables are cut over tp by rows, rounded up
+    for other in shape.others:  # tp cuts tables by rows; a rank's are rounded up
         ways = (sizes["tp"] if isinstance(other.cut, Shard) else 1) * (sizes["ep"] if other.experts else 1)
         elements += sum(layer in mine for layer in other.layers) * -(-other.size // ways)
     state = 2 * 4 + (0 if dtypes.master is None else dtypes.master.itemsize)
@@ -323,7 +324,7 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 
 
 def search(plan: ModelPlan) -> list[Choice]:
-    """For each of the most promising strategies, its fastest options that fit; the fastest strategy first.
+    """The most promising strategies, each with its fastest options that fit; the fastest strategy is first.
 
     A strategy is promising if it takes little time. If its products take more than twice as long as the
     fastest strategy's products, the excess is not counted, because larger rounds may divide products
@@ -342,7 +343,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds, until their number stays the same; then try windows.
+    """Try a strategy with larger and larger rounds, until there are no fewer of them; then try windows.
 
     Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """
@@ -427,7 +428,7 @@ def busiest_stage(shape: ModelShape, pp: int) -> int:
 
 
 def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
-    """Two tables for a terminal, of seconds and of bytes: the strategies and AdamW, the fastest first."""
+    """Two tables for a terminal, one of seconds and one of bytes. The fastest strategy comes first."""
     grid = ", ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1) or "one rank"
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     size = f"{say_billions(plan.shape.hidden)} elements in matrices"
@@ -464,7 +465,7 @@ def say_layout(plan: ModelPlan) -> str:
 
 
 def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
-    """The strategies that accept a grid's parameters, no two alike; with ``dp_shard``, also the baseline."""
+    """The strategies that accept a grid's parameters, without duplicates. ``dp_shard`` adds the baseline."""
     if sizes[SHARDING] > 1:
         return {**SHARDED, **GATHER_ALL}
     return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP
@@ -523,7 +524,7 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Say if the first strategy stays the fastest with links half or twice as fast, or up to which speed."""
+    """Say if the first strategy stays the fastest at half and twice the link speed, or where this changes."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
@@ -604,7 +605,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if whole is not None and whole.fair_shares > 1.5:
         shares = say_number(whole.fair_shares)
         line = f"layerwise: the busiest owner has {shares} times its even share of Newton–Schulz"
-        # No plan can give the owner of the largest matrix of a part less work.
+        # No plan can give less work to the owner of a part's largest matrix.
         least = sum(max(newton_schulz_cost(it.sides) for it in part.matrices) for part in plan.parts)
         if whole.newton_schulz == DEFAULT_STEPS * least:
             found.append(f"{line}, the least possible: there are too few matrices for so many ranks.")

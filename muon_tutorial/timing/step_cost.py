@@ -49,7 +49,7 @@ ROUND_LIMIT = "round_bytes"
 GRADIENTS = ("gradient reduce", "gradient all_reduce")
 """The beginnings of the names of phases that average gradients."""
 OWN = Speed(free=GRADIENTS)
-"""The machine's own links, but averaging gradients takes no time."""
+"""The links have the machine's own speed, but averaging gradients takes no time."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
@@ -64,7 +64,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "owner": owner,
 }
 WITHOUT_TP: Mapping[str, Builder] = {name: each for name, each in STRATEGIES.items() if each is not gram}
-"""The strategies if nothing is cut over tp; ``gram`` would be the same as ``layerwise``."""
+"""The strategies if nothing is cut over tp. ``gram`` is missing: it would be the same as ``layerwise``."""
 SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
 """The strategies for parameters that FSDP2 cuts along ``dp_shard``."""
 
@@ -100,18 +100,18 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 class StepEstimate:
     """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
-    Muon's own seconds are the sum of four. ``product``: matrix products, which are Newton–Schulz. ``copy``:
-    all other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
+    Muon's own seconds are the sum of four. ``product``: the matrix products of Newton–Schulz. ``copy``: all
+    other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
     ``reduction``: the seconds that averaging gradients adds if backward hides none of it. These are seconds
     of the step's own reduce_scatter or, if a strategy expects averaged gradients, of DDP's all_reduce or
     FSDP2's reduce_scatter and all_reduce between replicas. AdamW needs the averages, too.
 
-    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even share
-    of all matrices among the positions of the plan's group. ``shares``: the same, among all ranks of the
-    grid. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their momentum;
-    ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``: what FSDP2 or DDP
-    adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by phase; ``between``,
-    how many of them leave its node.
+    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
+    share among the positions of the plan's group. ``shares``: the rank's work, relative to an even share
+    among all ranks of the grid. ``held``: bytes of the matrices' parameters and gradients; ``momentum``:
+    their momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``:
+    what FSDP2 or DDP adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by
+    phase. ``between``: how many of these bytes leave its node.
     """
 
     strategy: str
@@ -177,7 +177,7 @@ def estimate(
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid.
 
-    ``walks``: earlier walks for the same machine, to use again; by default new ones, with full nodes.
+    ``walks``: earlier walks for the same machine, to use again. By default, they are new.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     beside = min(machine.ranks_per_node, grid.world_size) - 1
@@ -241,7 +241,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
     """A rank's bytes by phase, its bytes that leave the node, and how often it makes each request.
 
-    Each trace comes with the number of times that it is walked, and with the ``roots`` of its bucket.
+    Each trace comes with two things: how often it is walked, and the ``roots`` of its bucket.
     """
     flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()
@@ -292,7 +292,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """The name of the layer that FSDP2 wraps: up to the first number, or the whole name without one.
+    """The name of the layer that FSDP2 wraps: it ends at the first number of ``name``, if there is one.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'
@@ -304,8 +304,8 @@ def _layer_of(name: str) -> str:
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
     """Average gradients before a step. The bucket has ``length`` elements on a rank.
 
-    DDP does it with an all_reduce; FSDP2 with a reduce_scatter, then an all_reduce between replicas. Returns
-    the gradient.
+    DDP makes an all_reduce. FSDP2 makes a reduce_scatter, then an all_reduce between replicas. Returns the
+    gradient.
     """
     shards, by = at.size(SHARDING), "DDP" if at.size(SHARDING) == 1 else "FSDP2"
     flat = torch.empty(length * shards, dtype=dtype, device="meta")
@@ -336,9 +336,9 @@ def estimate_adamw(
 ) -> StepEstimate:
     """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    A rank holds ``lengths`` elements of its buckets. ``sharded``: AdamW runs as in ZeRO-1, else as under DDP.
-    On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2 gathers in forward
-    and backward are not counted. ``momentum`` holds both moments, always in fp32.
+    A rank holds ``lengths`` elements of its buckets. If ``sharded``, AdamW runs as in ZeRO-1, else as under
+    DDP. On a grid with ``dp_shard`` it runs under FSDP2. The parameters that FSDP2 gathers in forward and
+    backward are not counted, nor are they for Muon. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1

@@ -59,7 +59,7 @@ class NotedRequest(CollectiveOfRank):
 
     @property
     def done(self) -> int:
-        """When the backend was done; if it does not say, when the rank had the answer."""
+        """When the backend was done, or when the rank had the answer if the backend does not report it."""
         return min(self.answered, self.moments.get("done", self.answered))
 
 
@@ -117,7 +117,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note the time in this block as products. The package's own Newton–Schulz needs no such block."""
+        """Note this block as products. The package's own Newton–Schulz needs no such block."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))
@@ -184,8 +184,8 @@ def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:
 
 
 def _noted(notes: RankNotes) -> Iterator[tuple[int, int, Doing, str]]:
-    """A rank's intervals: begin, end, activity, name. A request in the background takes time only while the
-    rank waits for it."""
+    """A rank's intervals (begin, end, activity, name). A request in the background counts only while the rank
+    waits for it."""
     for request in notes.requests:
         if request.in_background:
             yield request.asked, request.asked, "wait", request.label

@@ -1,9 +1,9 @@
 """Notes a walk as steps and sizes, and finds the sizes of other walks with the same steps.
 
-If dp cuts a matrix into slices, then what a rank does follows from the slices' lengths, and each of its sizes
+If dp cuts a matrix into slices, then what a rank does follows from the slices' lengths. Each of its sizes
 (bytes copied, bytes held, elements sent) is a constant plus a multiple of the first slice's length. So two
-walks give the line on which each size lies. Only if a third one lies on the same lines are the sizes of
-further walks read off them.
+walks give a line for each size. If a third walk lies on the same lines, the sizes of further walks are read
+off these lines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..evidence.memory import PeakMemory
 
 
 class Asked(NamedTuple):
-    """A step that makes a request, whose sizes are on the tape: sent and received elements, and then those
-    exchanged with each slice's place if ``splits``. ``root``: the number of the root's slice."""
+    """A step that makes a request. The tape holds its sizes: the elements sent and received and, if
+    ``splits``, the elements exchanged with each slice's place. ``root``: the number of the root's slice."""
 
     kind: Kind
     axes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 
 class Iterated(NamedTuple):
-    """A step that runs Newton–Schulz: its seconds, and the bytes at its peak and of its result."""
+    """A step that runs Newton–Schulz: its seconds, its peak bytes, and the bytes of its result."""
 
     product: float
     copy: float
@@ -57,7 +57,7 @@ class Iterated(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tape:
-    """The steps of one walk, and the sizes that occur in them: ``"copy"`` and ``"hold"`` have one, in bytes.
+    """The steps of one walk, and the sizes in these steps. ``"copy"`` and ``"hold"`` have one size, in bytes.
 
     ``first``: the length of the first slice. ``places``: the positions along dp that hold a slice.
     """
@@ -75,7 +75,7 @@ class Tape:
             self.sizes += sizes
 
     def note_turn(self, turn: object) -> None:
-        """Note what a walk yields; None at its end."""
+        """Note what a walk yields. ``turn`` is None at the walk's end."""
         if not isinstance(turn, Collective):
             self.note(type(turn))
             return
@@ -110,14 +110,14 @@ class NotedMemory(PeakMemory):
 class Lines:
     """The sizes of all walks that differ only in the first slice's length, if they lie on lines.
 
-    ``tapes``: the first walks. ``slopes``: of each size, None unless a third walk lies on the lines.
+    ``tapes``: the first walks. ``slopes``: each size's slope; None until a third walk lies on the lines.
     """
 
     tapes: list[Tape] = field(default_factory=list)
     slopes: np.ndarray | None = None
 
     def add(self, tape: Tape) -> None:
-        """Add a walk's tape, and look whether three lie on lines."""
+        """Add a walk's tape, and check whether three tapes lie on lines."""
         if any(tape.first == other.first for other in self.tapes):
             return
         self.tapes.append(tape)
@@ -130,7 +130,7 @@ class Lines:
             self.slopes = slopes
 
     def sizes(self, first: int) -> list[int] | None:
-        """The sizes of a walk with that first slice, or None if it has to be walked."""
+        """The sizes of a walk with this first slice; None if the rank has to be walked."""
         if self.slopes is None:
             return None
         known = self.tapes[0]

@@ -1,9 +1,9 @@
 """Walks all ranks at once without data; clocks show when each rank computes, waits and is answered.
 
-This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, and
-charges their computation and their requests with a machine's costs. Ranks share the machine's cores if there
-are fewer cores than ranks, and its link if the link is a bus. So waiting and overlap follow from the order of
-requests; nothing here knows a strategy.
+This is a fourth world, besides the live, the local and the shadow world. It walks the same generators, and
+charges their computation and their requests with a machine's costs. If there are fewer cores than ranks,
+ranks share the cores. If the machine's link is a bus, they share it, too. So waiting and overlap follow from
+the order of requests; nothing here knows a strategy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _INSTANT = 1e-12
 class Span:
     """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
 
-    ``label`` names the request that the rank waits for, else its last request.
+    ``label`` names the request that the rank waits for. If it waits for none, ``label`` names its last
+    request.
     """
 
     rank: int
@@ -55,7 +56,7 @@ class TimedFlight:
     At ``done`` a rank's part is finished, and the rank can continue; at ``end`` all parts are finished. For
     each member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes
     that it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it had the
-    answer. ``link``: the link that they use; ``latency``: the seconds that do not depend on its bandwidth.
+    answer. ``link``: the link that members use. ``latency``: the seconds that bandwidth does not change.
     """
 
     group: tuple[int, ...]
@@ -129,7 +130,7 @@ class _Rank:
 class _Moving:
     """A flight, or a part of it on some ``ranks``. Its ``jobs``, which are not done yet, start at ``after``.
 
-    Of several with the same ``line``, each begins when the one before it is finished.
+    Flights with the same ``line`` run one after the other.
     """
 
     flight: TimedFlight
@@ -229,7 +230,7 @@ class _Clockwork:
                 self.saved[bus] = min(bus.burst, saved + passed * bus.bandwidth)
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
-        """Each job's rate: its part of the cores, at most one core, or its part of its link."""
+        """Each job's rate: its part of the cores (at most one core), or its part of its link."""
         cores: dict[int, int] = defaultdict(int)
         links: dict[Any, int] = defaultdict(int)
         threads: dict[Any, int] = defaultdict(int)
@@ -300,7 +301,7 @@ class _Clockwork:
             try:
                 rank.turn = rank.walk.send(rank.answer)
             except StopIteration:
-                rank.walk = None  # no more requests, but perhaps something to compute
+                rank.walk = None  # the walk has ended, but may have computed
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
 
@@ -370,7 +371,7 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: in order, one at a time, or with Gloo several at the same time."""
+        """Begin a group's next flight. They run in order, one at a time; with Gloo, several run at once."""
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
@@ -489,7 +490,7 @@ class _Clockwork:
 
 
 def travels(sent: GlooTraffic, machine: Machine) -> int:
-    """Bytes that a rank puts on its link: the data, and with Gloo its headers and notices."""
+    """Bytes that a rank puts on its link: the data and, with Gloo, headers and notices."""
     return sent.tcp if machine.algorithm == "gloo" else sent.data
 
 
@@ -511,7 +512,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
     """A rank's traffic for a request.
 
     In Gloo's broadcast the root sends its messages one by one. A rank that is walked alone (``is_alone``)
-    counts as busy with all of them.
+    counts as busy with all of the messages.
     """
     given, received = ring_traffic(request, at)
     if machine.algorithm == "gloo":
@@ -533,7 +534,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """The key of the part of a rank's link that bytes occupy: one direction, or both."""
+    """The key of what bytes occupy on a rank's link: one of its directions, or both."""
     return way if link.duplex else "both", rank, link
 
 

@@ -21,7 +21,7 @@ from .timed_world import Doing, Span, TimedRun
 Source = Literal["predicted", "recorded"]
 PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
 PREDICTED = 1000
-"""Added to a rank's number for its prediction, if both are in one document."""
+"""This is added to a rank's number in a prediction that shares a document with a recording."""
 NEWTON_SCHULZ = "Newton–Schulz"
 
 
@@ -152,7 +152,7 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
         for rank, issued in sorted(flight.issued.items()):
             end = flight.done.get(rank, flight.begin)
             about = (rank, flight.kind, flight.label.phase, flight.label.subject, flight.group, turn)
-            begin = min(flight.begin, end)  # messages may be done before the last member asks
+            begin = min(flight.begin, end)  # a rank's messages may be done before the last member asks
             times = (issued, begin, end, flight.answered.get(rank, end))
             flights.append(RankFlight(*about, *times, flight.payload[rank], flight.ring[rank]))
     return StepTimeline("predicted", (*run.spans, *transfers(flights)), tuple(flights))
@@ -167,7 +167,7 @@ class PhaseGap(RankPhase):
 
     @property
     def worst(self) -> float:
-        """The larger of both differences, without its sign."""
+        """The larger of the two differences, without its sign."""
         return max(abs(self.begin), abs(self.end))
 
 
@@ -248,9 +248,9 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """The recorded steps of one strategy, window and link. ``link`` is in words, ``rate`` in bytes per
-    second, None if nothing limits the loopback. ``seconds`` has the seconds of every step, and ``timeline``
-    shows the step with the median time."""
+    """The recorded steps of one strategy, window and link. ``link`` is in words. ``rate`` is in bytes per
+    second; it is None if nothing limits the loopback. ``seconds`` has the seconds of every step, and
+    ``timeline`` shows the step with the median time."""
 
     strategy: str
     window: int
@@ -263,7 +263,8 @@ class RecordedStep:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """Recorded steps of one task on one machine. ``about`` says in words what was recorded, when and with
-    what. ``task`` and ``machine`` hold the numbers that a prediction needs; ``machine`` as in its file."""
+    what. ``task`` and ``machine`` hold the numbers that a prediction needs. ``machine`` is a machine's
+    file."""
 
     about: Mapping[str, str]
     task: Mapping[str, int]

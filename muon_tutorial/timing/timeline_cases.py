@@ -1,4 +1,4 @@
-"""Steps whose timelines are both recorded and predicted: two strategies, two windows, one grid.
+"""Steps that are both recorded and predicted, for two strategies and two windows on one grid.
 
 Real ranks and the timed world walk the same plans.
 """
@@ -32,7 +32,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class TimelineTask:
-    """The task: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and how many steps."""
+    """The task: some steps of ``count`` matrices of ``side`` × ``side`` on a grid of ``dp`` ranks."""
 
     dp: int = 4
     count: int = 12

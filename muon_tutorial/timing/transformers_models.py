@@ -73,7 +73,7 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
 
 
 def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:
-    """The model that ``architectures`` names, else a language model, else the type's model without a head."""
+    """The model that ``architectures`` names, or a language model, or one without a head, in this order."""
     for named in held.get("architectures") or ():
         found = getattr(library, str(named), None)
         if isinstance(found, type) and issubclass(found, library.PreTrainedModel):

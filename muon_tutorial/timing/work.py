@@ -35,8 +35,8 @@ class Work(CountingMode):
     new tensors, and ``tape`` notes the bytes that operations read and write.
 
     On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
-    the GPU still executes an earlier one. So ``machine.operation`` counts only as far as it is longer than
-    the execution, and not at all for a view or a mark.
+    the GPU still executes an earlier one. So only the part of ``machine.operation`` that is longer than the
+    execution counts. There, a view or a mark costs nothing.
     """
 
     machine: Machine
@@ -62,7 +62,7 @@ class Work(CountingMode):
                 self.memory.add(result)
             return result
         out = kwargs.get("out", args[0] if args else None) if kind.writes else None
-        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty out is resized
+        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty ``out`` is resized
         written = out if is_filled else None  # the operation returns the same tensor
         result = _result(kind, func, args, kwargs) if written is None else written
         if self.memory is not None and result is not written:
@@ -74,7 +74,7 @@ class Work(CountingMode):
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
             if self.tape is not None:
-                self.tape.note(object())  # unlike any other step: such a walk is not retold
+                self.tape.note(object())  # a step equal to no other, so such a walk is not retold
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
@@ -88,7 +88,7 @@ class Work(CountingMode):
 
 
 class _Kind(NamedTuple):
-    """An operation's properties, from its schema; ``product``: the index of a product's first factor."""
+    """An operation's properties, read from its schema. ``product``: the index of a product's first factor."""
 
     name: str
     product: int | None
@@ -118,8 +118,8 @@ def _kind_of(func: Any) -> _Kind:
 def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operation that does not write to its arguments.
 
-    For the operations known here it does not call PyTorch's meta kernels: they take up to a millisecond, and
-    kernels written in Python import PyTorch's compiler.
+    For the operations known here it does not call PyTorch's meta kernels, which take up to a millisecond.
+    Those written in Python even import PyTorch's compiler.
     """
     is_joined, is_cat = kind.name in ("cat", "stack"), kind.name == "cat"
     tensors = list(tensors_in(args[0] if is_joined else args))

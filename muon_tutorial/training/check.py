@@ -37,7 +37,7 @@ from .records import CheckVerdict
 
 
 def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str = "built-in check") -> Tensor:
-    """The sum of the ranks' tensors along ``axis``, with the same bits on all of them. All must call it."""
+    """The sum of the ranks' tensors along ``axis``, with the same bits on all ranks. All must call it."""
     return world.run(all_reduce(tensor, axis, world.at, Label(label)))
 
 
@@ -53,7 +53,7 @@ class Sums:
 class Snapshot:
     """Single-process optimizers with copies of everything that the coming step uses.
 
-    ``muon`` and ``adamw`` hold full-size copies in the order of the job's own optimizer. ``gram`` has an
+    ``muon`` and ``adamw`` hold full-size copies, in the order of the job's own optimizer. ``gram`` has an
     optimizer for each matrix that stays cut, by the matrix's index in that order; ``before`` has the matrix's
     value before the step. ``gradient_error`` is in units of its bound. ``seen`` audits the step.
     """
@@ -114,7 +114,7 @@ def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVer
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch's did not move
+    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch's matrix did not move
     return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 
 
@@ -152,7 +152,7 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 
 def _gram_form(lone: torch.optim.Muon, index: int) -> Muon:
-    """A single-process Muon in the Gram form for one of ``lone``'s parameters, with copies of its state."""
+    """A single-process Muon in the Gram form. It has copies of one of ``lone``'s parameters and its state."""
     theirs = params_of(lone)[index]
     group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
     param = nn.Parameter(theirs.detach().clone())

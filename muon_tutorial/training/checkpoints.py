@@ -33,9 +33,9 @@ REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIG
 class Saving:
     """Where a run saves, how often (in steps), and from which step it resumes.
 
-    Without ``every`` the run saves only when asked to. ``begin`` is None for a new run. ``acts`` says what
-    each signal asks for. At ``until``, in monotonic seconds of rank 0, the run stops. ``run`` is the run's
-    name; None if its settings hold none.
+    Without ``every`` the run saves only if a signal or a file asks for it. ``begin`` is None for a new run.
+    ``acts`` says what each signal asks for. The run stops at ``until``, in monotonic seconds of rank 0.
+    ``run`` is the run's name; None if the settings do not hold it.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun:
-    """The result of a run that was asked to stop: after which step, where it saved, and the reason."""
+    """The result of a run that was asked to stop: its last step, where it saved, and the reason."""
 
     step: int
     checkpoints: Path
@@ -78,7 +78,7 @@ class StoppedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saver:
-    """Saves one rank's part of the training. All ranks must make one, and make the same calls."""
+    """Saves one rank's part of the training. All ranks must make a ``Saver``, and make the same calls."""
 
     saving: Saving
     model: nn.Module
@@ -90,7 +90,7 @@ class Saver:
         """Load the checkpoint of ``saving.begin``; return the value ``run`` that was passed to ``save``.
 
         Raises:
-            CheckpointError: it cannot be read, or another run saved it. Raised on all ranks.
+            CheckpointError: the checkpoint cannot be read, or another run saved it. Raised on all ranks.
         """
         assert self.saving.begin is not None
         extra = self.manager.load(self.model, self.optimizer, step=self.saving.begin)
@@ -104,7 +104,7 @@ class Saver:
         return extra["run"]
 
     def due(self, done: int, steps: int) -> bool:
-        """Whether to save after ``done`` of ``steps`` steps."""
+        """Whether to save after ``done`` steps of a run of ``steps``."""
         return self.saving.every is not None and (done % self.saving.every == 0 or done == steps)
 
     def save(self, done: int, run: dict[str, Any], wait: bool = False) -> None:

@@ -38,7 +38,7 @@ FIELDS = {field.name for field in fields(StepRecord)}
 
 @dataclass(frozen=True, slots=True)
 class OneProcessRun:
-    """The same job on one process, for comparison, and the largest gap between the two loss curves."""
+    """The same job on one process, for comparison, and the largest gap between the two runs' losses."""
 
     result: RunResult
     largest_gap: float
@@ -110,7 +110,7 @@ def run_joined(
 def _earlier_records(
     folder: RunFolder, saving: Saving | None, name: str, console: Console
 ) -> list[StepRecord]:
-    """The records of the steps before ``saving.begin``; later ones are removed from the file.
+    """The records of the steps before ``saving.begin``. Later records are removed from the file.
 
     If the machine crashed, some of these records may be lost. The run continues, and prints a line about it.
     """
@@ -167,7 +167,7 @@ def _recording(
 
 @contextmanager
 def showing_progress(console: Console, title: str, steps: int) -> Iterator[Callable[[StepRecord], None]]:
-    """Yield a function that shows one more step of ``steps``: a bar on a terminal, plain lines elsewhere."""
+    """Yield a function that shows one more step of ``steps``: as a bar on a terminal, else as plain lines."""
     if not console.is_terminal:
         yield _plain_lines(console, title, steps)
         return

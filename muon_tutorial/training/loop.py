@@ -155,7 +155,7 @@ def held_out_loss(trainer: Trainer) -> float:
 
 
 def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
-    """Take one step and time it; with ``checked``, also compare it with the single-process optimizers."""
+    """Take one step and time it. If ``checked``, compare the step with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
     trainer.ledger.clear()
     trainer.optimizer.zero_grad()
@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; return the seconds of both and, if ``checked``, the check's verdict."""
+    """Ready the gradients and step. Return the seconds of both and, if ``checked``, the check's verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
@@ -233,7 +233,7 @@ def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
 
 
 def _on_any_rank(trainer: Trainer, asked: set[str]) -> list[str]:
-    """The reasons that any rank sees, in the order of ``REASONS``; the same on all ranks."""
+    """The reasons that any rank sees, in the order of ``REASONS``. All ranks get the same reasons."""
     counts = torch.tensor([float(reason in asked) for reason in REASONS], device=trainer.device)
     for axis in trainer.world.grid.axes:
         counts = sum_over(trainer.world, axis, counts, "stop?")
@@ -258,7 +258,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse a text that does not have the hash ``began_with``, which is None in checkpoints without one."""
+    """Refuse a text that does not have the hash ``began_with``; None if the checkpoint holds no hash."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "

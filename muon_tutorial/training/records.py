@@ -96,9 +96,9 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of this launch's steps, without the first (it warms up) if there are others.
+        """Median seconds of this launch's steps. The first (a warm-up) does not count if there are others.
 
-        None if no step was left to take.
+        It is None if no step was left to take.
         """
         warm = self.records[1:] or self.records
         return statistics.median_high([record.seconds for record in warm]) if warm else None

@@ -26,7 +26,7 @@ SAVE_EVERY, JOB = "save_every", "torchrun_job"
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of the run to resume: ``folder``, or the run with the newest checkpoint under ``runs/``."""
+    """The folder of the run to resume: ``folder``, or the run under ``runs/`` with the newest checkpoint."""
     if folder != NEWEST:
         return folder
     pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
@@ -50,7 +50,7 @@ def find_restarted(is_ours: Callable[[object], bool]) -> Path | None:
 def resumed_settings(
     said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
 ) -> TrainSettings:
-    """The settings of a resumed run: its own, except those in ``MAY_CHANGE`` that were given again.
+    """The settings of a resumed run: its own settings, except new values for those in ``MAY_CHANGE``.
 
     Args:
         said: the run's ``settings.json``.

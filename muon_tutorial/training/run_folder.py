@@ -1,6 +1,6 @@
 """A run folder: the settings, one line per step, the result and the picture of one run.
 
-Only the launching process (under torchrun: rank 0) writes to it. The folder is created together with its
+Only the launching process writes to it; under torchrun, only rank 0. The folder is created together with its
 settings, or not at all.
 """
 
@@ -31,7 +31,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 """The file of a run's result; it exists if the run is complete."""
 
-_LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # bytes of settings, and of a run's records
+_LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # in bytes: the settings, and a run's records
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Handles the signals with which schedulers ask a training run to save, or to save and stop.
 
-A process that gets a signal makes a file in the run folder that says what the signal asks for. After each
-step every rank looks for this file, and all ranks agree. So it does not matter which processes a signal
+A process that gets a signal makes a file in the run folder. The file says what the signal asks for. After
+each step every rank looks for this file, and all ranks agree. So it does not matter which processes a signal
 reached, or how often.
 """
 
@@ -81,8 +81,8 @@ def heeding_signals(
     Must be entered in the main thread, before this process trains.
 
     Args:
-        says: printed when the run is first asked to stop; None if another process prints it.
-        grace: this many seconds after that, the process exits, whatever it is doing.
+        says: the line that is printed when the run is first asked to stop; None if another process prints it.
+        grace: the process exits this many seconds later, whatever it is doing.
         repeat: a Ctrl-C within this many seconds of the first counts as the same request (for other signals:
             ``REPEAT``).
     """
@@ -115,7 +115,7 @@ def heeding_signals(
 
 @contextmanager
 def passing_signals_on(saving: Saving) -> Iterator[None]:
-    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one."""
+    """In a rank of ``launch()``, pass a signal's request on to all ranks. SIGXCPU reaches only one rank."""
 
     def handle(number: int, _: object) -> None:
         if saving.acts[_name(number)] == "save":

@@ -32,7 +32,7 @@ BUILD_RECORD = "_sysconfigdata"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text as bytes: where it came from, its hash, and its training and held-out parts (uint8, 1-D)."""
+    """A text as bytes: its source, its hash, and its training and held-out parts (uint8, 1-D)."""
 
     source: str
     size: int
@@ -107,14 +107,14 @@ def batch_at(text: Text, step: int, batch: int, context: int, seed: int) -> Batc
 
 
 def held_out_batches(text: Text, batch: int, context: int, count: int) -> list[Batch]:
-    """``count`` fixed batches, their sequences spread evenly over the held-out part."""
+    """``count`` fixed batches. Their sequences are spread evenly over the held-out part."""
     last = len(text.held_out) - context - 1
     starts = torch.linspace(0, last, count * batch, dtype=torch.float64).long()
     return [_cut(text.held_out, part, context) for part in starts.split(batch)]
 
 
 def share(batch: Batch, dp_rank: int, dp: int) -> Batch:
-    """The sequences of ``batch`` for one dp coordinate: consecutive ones, in order."""
+    """The sequences of ``batch`` for one dp coordinate. They are consecutive and in order."""
     each = len(batch.inputs) // dp
     mine = slice(dp_rank * each, (dp_rank + 1) * each)
     return Batch(batch.inputs[mine], batch.targets[mine])

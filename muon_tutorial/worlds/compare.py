@@ -1,4 +1,4 @@
-"""Ranks compare their plans, as lines of text, before they use them. A difference raises an error."""
+"""Ranks compare their plans, as lines of text, before they use the plans. A difference raises an error."""
 
 from __future__ import annotations
 

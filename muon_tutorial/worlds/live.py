@@ -49,7 +49,7 @@ def build_mesh(
     """Make the grid's ``DeviceMesh``. The process groups of its axes time out after ``timeout`` seconds.
 
     All ranks must call it. By default, the device is the accelerator unless the default group's backend is
-    Gloo. By default, the timeout is that of ``init_process_group`` (30 s in ``launch()``), which
+    Gloo. By default, the timeout is the one of ``init_process_group`` (30 s in ``launch()``), which
     ``init_device_mesh`` would ignore. An axis that contains all ranks gets its own group, so that the default
     group keeps its timeout.
 
@@ -97,7 +97,7 @@ def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather each rank's small object, in order of position. All ranks must call.
+    """Gather each rank's small object, in the order of positions. All ranks must call.
 
     In a process without a process group, the list contains only its own object.
     """
@@ -159,9 +159,9 @@ class LiveWorld:
     """One process on a mesh of real processes. It answers the requests of the generators that it runs.
 
     ``observers`` are called with each request just before it is issued. An observer may return a function,
-    which is then called at later moments of the request. These are ``issued`` (the call has returned),
-    ``done`` (the backend has finished), and, if the rank does not wait immediately, ``waiting`` and
-    ``answered``. ``done`` comes from another thread, and some backends never report it.
+    which is then called at later moments of the request. These are ``issued`` (the call has returned) and
+    ``done`` (the backend has finished). If the rank does not wait immediately, ``waiting`` and ``answered``
+    come, too. ``done`` comes from another thread, and some backends never report it.
     """
 
     mesh: DeviceMesh
@@ -186,7 +186,7 @@ class LiveWorld:
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group has."""
+        """Warn on the mesh's first rank of groups whose timeout is longer than the default group's."""
         usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
             seconds = group_timeout(self.group((axis,)))
@@ -232,10 +232,10 @@ class LiveWorld:
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
-        """Return the process group over one or several axes. One over several axes is made on first use.
+        """Return the process group over one or several axes. A group over several axes is made on first use.
 
         Raises:
-            GridError: ranks do not increase with positions on the mesh, as torch requires in every group.
+            GridError: ranks are not in ascending order along the axes. torch requires that order in a group.
         """
         if axes in self._groups:
             return self._groups[axes]
@@ -286,7 +286,7 @@ class _Messages:
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
-    """Call ``tell`` when the backend is done. Some calls never report it, such as Gloo's reduce_scatter."""
+    """Call ``tell`` when the backend is done. Some calls, such as Gloo's reduce_scatter, never report it."""
     if isinstance(work, _Messages):
         work.tell_when_done(tell)
         return
@@ -298,7 +298,7 @@ def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
 
 
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
-    """Run a generator to its end on real processes. ``issue`` answers its collectives; its calls run here."""
+    """Run a generator to its end on real processes. ``issue`` answers collectives; user calls run here."""
     answer: Any = None
     while True:
         try:
@@ -348,7 +348,7 @@ def _call_backend(
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
         received = send  # the backend may overwrite it
-    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
+    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # all work in place
         received.copy_(send)
     match request.kind:
         case "all_gather":
@@ -388,7 +388,7 @@ def _call_backend(
 
 
 _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""The number of the last exchange of each group, from which every exchange gets its own tag."""
+"""The number of each group's last exchange. It gives every exchange its own tag."""
 
 
 def _send_and_receive(
@@ -396,7 +396,7 @@ def _send_and_receive(
     coming: Sequence[Tensor],  # [receives[p]] from each
     group: dist.ProcessGroup,
 ) -> _Messages:
-    """An all_to_all on Gloo for parts anywhere in memory, with a message for each part that is not empty.
+    """An all_to_all on Gloo for parts anywhere in memory. Each part that is not empty is a message.
 
     Gloo's own all_to_all would need all parts in one buffer, with a copy for each position that gets the
     same part.

@@ -146,7 +146,7 @@ class LocalWorld:
         self._queues = defaultdict(lambda: defaultdict(list))
 
     def ready(self) -> list[tuple[int, ...]]:
-        """Run each rank until it waits, and return the groups in which all members have made a request."""
+        """Run each rank until it waits. Return the groups in which all members have made a request."""
         for number, rank in self._ranks.items():
             self._proceed(number, rank)
         return [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]

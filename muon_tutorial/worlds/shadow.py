@@ -1,7 +1,7 @@
 """Runs one rank on its own, without data, to list the requests that it would make.
 
 Answers are zeros of the right size. If a rank's tensors are on the meta device, which has sizes but no
-values, the answers are there, too. Then running a generator takes no memory, whatever the sizes.
+values, so are the answers. Then running a generator takes no memory, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
             device = device if request.send is None else request.send.device
             zeros = torch.zeros(request.receive, dtype=request.dtype, device=device)
         if isinstance(turn, Start):
-            answer = request, zeros  # the ticket holds both, as in a live world
+            answer = request, zeros  # the ticket keeps both tensors, as in a live world
         else:
             answer = turn.ticket[1] if isinstance(turn, Wait) else zeros
         del turn, request, zeros

@@ -19,8 +19,8 @@ ChromeEvent = dict[str, Any]
 
 STATE_TRACK = 1 << 30  # above any thread's number
 FLIGHT_TRACK = STATE_TRACK + 1
-ASIDE_TRACK = STATE_TRACK + (1 << 20)  # with any thread's number added, it stays below 2^31
-SLACK = 1  # nanosecond: the uncertainty of Kineto's three decimals
+ASIDE_TRACK = STATE_TRACK + (1 << 20)  # stays below 2^31 even if a thread's number is added
+SLACK = 1  # nanosecond; Kineto rounds to three decimals of a microsecond
 
 
 def merge_documents(
@@ -77,9 +77,9 @@ def _moved(
 
 
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
-    """The events; if two complete events of a thread cross, the later one is moved to another track.
+    """Yield the events. If two complete events of a thread cross, the later one moves to another track.
 
-    Events cross because Gloo's event ends with its collective, and its thread may have begun others before.
+    Gloo's events cross: each lasts as long as its collective, and its thread may begin another meanwhile.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:
@@ -99,7 +99,7 @@ def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
 
 
 def _nested(pieces: list[ChromeEvent]) -> tuple[list[ChromeEvent], list[ChromeEvent]]:
-    """Divide a track's complete events into those that nest and those that cross an earlier one."""
+    """Divide a track's complete events: some nest, and others cross an earlier event."""
     nested: list[ChromeEvent] = []
     crossing: list[ChromeEvent] = []
     open_until: list[int] = []

@@ -235,7 +235,7 @@ def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[Na
 
 
 def sum_collectives(trace: Trace) -> tuple[CollectiveSum, ...]:
-    """Sums of durations that count each collective once, in the order in which they first ran."""
+    """Sums of durations that count each collective once. Kinds are in the order in which they first ran."""
     sums: dict[tuple[str, int, str, int, int], list[int]] = {}
     for event in trace.collectives:
         sizes = int(event.args.get("In msg nelems", 0)), int(event.args.get("Out msg nelems", 0))

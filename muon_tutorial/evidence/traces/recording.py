@@ -58,8 +58,8 @@ class RankRecorder:
 
     It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
-    Some collectives are not requested from a world of ours, such as those of PyTorch's own tensor
-    parallelism, and the profiler does not record their group. ``others`` are the ranks of this group. Without
+    Some collectives are not requested from a world of ours: PyTorch's own tensor parallelism makes them, for
+    example. The profiler does not record their group. ``others`` are the ranks of this group. Without
     ``others``, the time of such collectives cannot be split into transfer and waiting.
     """
 
@@ -137,7 +137,7 @@ class RankRecorder:
             "rank": self.rank,
             "begin": self._stamps[SPAN],
             "end": end,
-            "ahead": min(late),  # the least, because opening a label adds some time
+            "ahead": min(late),  # the least difference, because opening a label adds some time
             "others": self.others,
             "flights": [{**asdict(one), "done": _done(moments, end)} for one, moments in self._flights],
         }
@@ -145,7 +145,7 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """When a request was done, according to the backend; if it did not say, when the rank continued."""
+    """When the backend reported the end of a request, or when the rank continued if there was no report."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
@@ -196,7 +196,7 @@ def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: An
 
 
 def _without_profiler(rank: int, line: str) -> None:
-    """Show a rank's line, except the profiler's notices that it starts or stops."""
+    """Show a rank's line. The profiler's notices of its start and stop are left out."""
     if not line.startswith("USDT:"):
         print_line(rank, line)
 
@@ -243,7 +243,7 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
 def _unasked(
     trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
 ) -> Iterator[Flight]:
-    """Flights of collectives that begin outside our flights: they were not requested from our worlds.
+    """Flights of collectives that begin outside our flights, because they were not requested from our worlds.
 
     A flight begins with the call that requested the collective.
     """
@@ -260,7 +260,7 @@ def _unasked(
 
 
 def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
-    """Flights sorted and numbered in the order of request, which is the same on all members of a group."""
+    """Sort and number flights in the order of requests, which is the same on all members of a group."""
     turns: Counter[tuple[int, ...]] = Counter()
     numbered = []
     for flight in sorted(flights, key=lambda flight: flight.issued):
@@ -270,7 +270,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
-    """The kernels' flights on the machine's clock, with our labels if kernels match requests one to one."""
+    """The kernels' flights on the machine's clock. They have our labels if each request has one kernel."""
     ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)

@@ -43,7 +43,7 @@ class CollectiveOfRank:
 
 @dataclass(frozen=True, slots=True)
 class Flight(CollectiveOfRank):
-    """A collective from one rank's request to the end of its part, in nanoseconds and bytes.
+    """A collective on one rank, from its request to the end of its part, in nanoseconds and bytes.
 
     ``payload``: bytes that the rank handed over; ``ring``: bytes that it would send on a ring.
     """
@@ -56,10 +56,10 @@ class Flight(CollectiveOfRank):
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """One rank's recorded span, when it computed, and its flights; in nanoseconds.
+    """One rank's recorded span, the times in which it computed, and its flights; in nanoseconds.
 
-    ``blocked``: when it was inside an operator that communicates. If all members of every flight were
-    recorded, blocked time outside the flights counts as communication. Otherwise it is unsplit.
+    ``blocked``: the times in which it was inside an operator that communicates. If all members of every
+    flight were recorded, blocked time outside the flights counts as communication. Otherwise it is unsplit.
     """
 
     rank: int
@@ -121,13 +121,13 @@ def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
 
 
 def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
-    """For each rank, the intervals of each state: they are disjoint, and together cover the rank's span."""
+    """For each rank, the intervals of each state. They are disjoint, and together cover the rank's span."""
     asked = last_asked(timeline)
     return {times.rank: _paint_rank(times, asked) for times in timeline.ranks}
 
 
 def last_asked(timeline: Timeline) -> Mapping[tuple[tuple[int, ...], int], int]:
-    """For each (group, turn): when the last member made its request. Only if all members were recorded."""
+    """For each (group, turn) of which all members were recorded: when the last member made its request."""
     asked: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
     for times in timeline.ranks:
         for flight in times.flights:
