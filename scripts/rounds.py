@@ -93,9 +93,9 @@ class SleepCase:
 
     @property
     def best(self) -> float:
-        """The least seconds if each matrix is on one rank: an even share, or the costliest matrix.
+        """The fewest seconds if each matrix is on one rank: an even share or, if more, the costliest matrix.
 
-        For equal matrices it is exact: some rank must take ⌈matrices / ranks⌉ of them.
+        For equal matrices this is exact: some rank must take ⌈matrices / ranks⌉ of them.
         """
         sleeps = self.sleeps()
         if len(set(sleeps)) == 1:

@@ -102,7 +102,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 Stages = tuple[dict[str, Tensor], ...]
-"""States as saved, as loaded, after training straight on, and after training on from the loaded one."""
+"""States as saved, as loaded, after training on without a load, and after training on from the load."""
 
 
 def saved_and_loaded(

@@ -1,4 +1,4 @@
-"""A machine's file: it is read as written, and an error names a bad number on one line."""
+"""A machine's file is read as it was written. If it has a bad number, a one-line error names it."""
 
 from __future__ import annotations
 

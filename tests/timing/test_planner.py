@@ -114,7 +114,7 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
 @pytest.mark.parametrize("duplex", [True, False])
 @for_all
 def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
-    """One rank's thread may send and receive at once, or not."""
+    """It holds whether or not a rank's thread can send and receive at the same time."""
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))

@@ -203,7 +203,7 @@ def qkv_exercise() -> Exercise:
 
 
 def busiest(shard: Shard, join: Join) -> int:
-    """The number of entries of the lesson's fused weight on the rank that gets most."""
+    """The number of entries of the lesson's fused weight on the rank that gets the most."""
     whole = qkv.fused_weight(0)
     return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
 

@@ -1,7 +1,7 @@
-"""Lesson 04 as a film: the early code trains in one process, with a fault on one rank in step 1.
+"""The film of lesson 04: a training with the early code, all ranks in one process, one of them at fault.
 
 A tiny GPT with the lesson's matrices learns random targets. In step 1, one rank loses the gradient of one
-matrix, or the sign of one of its rows turns. The results are compared with a training without a fault.
+matrix, or one row of it gets the wrong sign. The results are compared with a training without a fault.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def show_plain() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlainReport:
-    """Results of the plain loop, of one with its optimizer made too early, and of clipping each shard."""
+    """Results of the plain loop, of one whose optimizer was made too early, and of clipping each shard."""
 
     losses: tuple[float, ...]
     saved_on_rank_0: float

@@ -111,7 +111,7 @@ def say_model(model: MixedModel) -> str:
 
 
 def longest_first_joint(params: Sequence[Tensor], state: dict[str, list]) -> dict[int, int]:
-    """The exercise's reference: the costliest first, each to the least busy rank that holds it."""
+    """The exercise's reference: each matrix, the costliest first, goes to its least busy holder."""
     busy: dict[int, float] = {}
     owners: dict[int, int] = {}
     for index in sorted(range(len(params)), key=lambda i: -cost_of(state["shapes"][i])):

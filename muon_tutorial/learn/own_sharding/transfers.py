@@ -92,5 +92,5 @@ _SIZES: dict[str, _Sizes] = {
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """The bytes of the tensor that goes to every rank: the second argument if it holds any, or the first."""
+    """The bytes that go to every rank: the second argument's, or the first's if the second is no tensor."""
     return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

@@ -52,7 +52,7 @@ class StepDifference:
         # an error in a rank's own code ended the run, rather than requests that do not match
         raised = bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
         if raised and all(mark.how == "missing" for mark in others):
-            # a request of phases 1 and 2 comes before all that a rank could hold
+            # requests of phases 1 and 2 come first: ranks make them before they hold anything
             others.sort(key=lambda mark: mark.held or mark.phase > 2)
             ends = [next(mark for mark in others if mark.rank == rank) for rank in {m.rank for m in others}]
             return max(ends, key=lambda mark: (mark.phase, -mark.rank), default=None)

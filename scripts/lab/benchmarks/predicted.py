@@ -146,7 +146,7 @@ def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
 
 
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
-    """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and perhaps over dp as by FSDP2."""
+    """The hidden matrices of a 70-billion-parameter Llama, cut over tp; FSDP2 may then cut the rows."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
     dense, _ = stage_matrices(find_model("llama-3.1-70b"), tp=8)
     return [replace(matrix, cuts=(*matrix.cuts, *inner)) for matrix in dense]

@@ -94,7 +94,7 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """Collectives if every rank gathers every matrix, over collectives with owners; of both domains."""
+    """In both domains: collectives if every rank gathers every matrix, divided by those with owners."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number

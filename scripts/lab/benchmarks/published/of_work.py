@@ -66,7 +66,7 @@ def by_symmetry(rows: int, columns: int) -> float:
 
 
 def by_local_products(ranks: int) -> float:
-    """Square products on a rank if ranks share none of them, over its products if ranks share all but A²."""
+    """A rank's square products if ranks share none of them, divided by those if ranks share all but A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
