@@ -37,7 +37,7 @@ OTHER = trained(3)
 SAVED, REFUSED, BROKEN = 0, 3, 4
 """The exit codes of a saver that is not killed: it saved, it was refused, or it had another error."""
 
-# A save's file system calls, each of them one point. Writes have a second point, half way through.
+# Each file system call of a save is a point. A write has a second point, half way through.
 _CALLS: tuple[tuple[Any, str], ...] = (
     *((os, name) for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")),
     (builtins, "open"),

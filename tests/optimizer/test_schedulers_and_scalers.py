@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """It is so also for a model that is frozen when gradients are reset. Without the optimizer, torch may clip."""
+    """It is refused for models that were frozen for a while, too. Without the optimizer, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])

@@ -87,7 +87,7 @@ def few_bits(seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("draw", [few_bits, random_gradients])
 def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """The mean is exact if sums are. Else a sum of D floats rounds at most D − 1 times, the division once."""
+    """The mean is exact if sums are. If not, it rounds up to D times: D − 1 in the sum, 1 in the division."""
     dp = grid.size("dp")
     ranks, each = seated(grid), [draw(position) for position in range(dp)]
     ranks.give(*each)
@@ -224,7 +224,7 @@ def clipped_together(grads: Sequence[Tensor], max_norm: float) -> tuple[Tensor, 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_gradients_are_clipped_by_the_single_process_norm(strategy: str, grid: Grid) -> None:
-    """The total is summed in float64; the single process sums in float32, good to 1e-5 here.
+    """The total is summed in float64. The single process sums in float32, with an error below 1e-5 here.
 
     Of two other parameters, one is whole on all ranks, and one is cut by hand over tp and marked so.
     """

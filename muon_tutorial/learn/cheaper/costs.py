@@ -124,7 +124,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """The changes that lead from AdamW's number to Muon's; ``note`` is written after AdamW's."""
+    """The changes that lead from AdamW's number to Muon's; ``note`` is written after AdamW's number."""
 
     what: str
     unit: float
@@ -157,7 +157,7 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """``changes``, with the part of the total that fewer steps save as one more change."""
+    """``changes``, and one change more: the part of the total that fewer steps save."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}

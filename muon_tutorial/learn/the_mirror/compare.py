@@ -24,7 +24,7 @@ _QUIET = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One result: ``how`` is "same", "wrong" or "missing"; ``held`` means contents, not a message."""
+    """One result: ``how`` is "same", "wrong" or "missing"; ``held``: of what a rank holds, not sends."""
 
     rank: int
     phase: int
