@@ -77,7 +77,7 @@ def quote(data: str, lines: str) -> None:
 
 
 def result_parser(described: str | None, **counts: tuple[int, str]) -> argparse.ArgumentParser:
-    """Options that all such scripts have; ``described`` is a script's docstring.
+    """Options of all scripts that write results; ``described`` is a script's docstring.
 
     ``counts``: further options, numbers of at least 1, each with its default and its help.
     """

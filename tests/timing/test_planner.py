@@ -244,7 +244,7 @@ def test_experts_are_planned_on_their_own_grid() -> None:
     alone, shared = (planned("mixtral-8x7b", f"dp=8,ep={ep},pp=16") for ep in (1, 8))
     assert alone.shape.experts == 8
     by_name = [{one.strategy: one for one in found.estimates} for found in (alone, shared)]
-    # Without expert parallelism, every rank averages all experts' gradients; with it, only its own eighth.
+    # Every rank averages all experts' gradients; with expert parallelism, it averages an eighth of them.
     assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
 
 

@@ -25,8 +25,8 @@ class TraceSummary:
 
     ``matched`` are the names that the report added up. The CPU's track has the annotations ``full_step`` and
     ``launch`` (the optimizer's call), the GPU's has ``optimizer``. ``gpu_span`` goes from the GPU's first
-    event to its last. ``busy`` is the time within it in which any event ran; ``computing`` and
-    ``communicating`` count only kernels of their sort.
+    event to its last. ``busy`` is the part of that span in which any event ran; ``computing`` and
+    ``communicating`` are the parts in which such kernels ran.
     """
 
     file: str

@@ -151,7 +151,7 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
 
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: for any entry of ``up``, which ranks hold its weight, which rank keeps its momentum."""
+    """The exercise: for any entry of ``up``, the ranks with its weight, and the rank with its momentum."""
     grids: dict[tuple[int, int], None] = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:

@@ -207,7 +207,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: those that it misplaces, and those they overwrite."""
+    """The matrices that the early code gets wrong: those in wrong places, and those that these overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}

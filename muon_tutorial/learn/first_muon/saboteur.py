@@ -76,7 +76,7 @@ def _train(ranks: int, seed: int, rank: int = -1, matrix: str = "", fault: str =
 
 
 def _program(rank: int, ranks: int, seed: int, is_hit: bool, matrix: str, fault: str) -> Walk:
-    """One rank's training: average, orthogonalize its own matrices, share by the early code, update."""
+    """One rank's training: average, orthogonalize its own matrices, share with the early code, update."""
     weights, record = parameters(seed), []
     for step in range(STEPS):
         own = _gradient(weights, seed=1000 * seed + ranks * step + rank)

@@ -331,7 +331,7 @@ def _said_of(act: Callable[[], object]) -> str:
 
 
 def in_words(error: str) -> str:
-    """An error's text, and what it means if Gloo says so in its own terms.
+    """An error's text, and its meaning in words if the text is Gloo's for uneven pieces.
 
     >>> in_words("RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3")
     'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'

@@ -29,7 +29,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class TransferNotes(TorchDispatchMode):
-    """While entered, records what this rank sends, and counts its calls, also those that only receive."""
+    """In its block, records what this rank sends, and counts all calls, even if they only receive."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
