@@ -1,4 +1,4 @@
-"""The strategy ``gram``: within its bounds of one process, equal on all ranks, with one sum per bucket."""
+"""``gram`` stays within its bounds of one process, is equal on all ranks, and sums once per bucket."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
 
 
 def _check_alike(brought: str) -> None:
-    """Raise MismatchError unless all ranks bring the same to their next collective."""
+    """Raise MismatchError if ranks describe what they bring to their next collective differently."""
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
