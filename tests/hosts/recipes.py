@@ -207,7 +207,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """The largest ratio of a parameter's distance from the reference to how far the reference moved."""
+    """The largest distance of a parameter from the reference, divided by how far the reference moved."""
     return max(
         (
             float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())

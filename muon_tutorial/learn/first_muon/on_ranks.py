@@ -276,7 +276,7 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
 
 
 def _check_alike(brought: str) -> None:
-    """Raise MismatchError if ranks describe what they bring to their next collective differently."""
+    """Raise MismatchError if ranks bring different things to their next collective."""
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))

@@ -59,7 +59,7 @@ def communicating_over_adamw() -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step, over all ranks; with smaller groups, the first is over dp, then over tp."""
+    """The collectives of one step. If a group has fewer ranks, the first is over dp, the second over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
@@ -68,7 +68,7 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 
 
 def overlapped() -> float:
-    """A step's seconds for the largest matrix with a window of three, divided by those with one of one.
+    """For the largest matrix: seconds of a step with window 3, divided by those with window 1.
 
     This matrix is 92 % of the model, so one bucket with it alone is planned.
     """

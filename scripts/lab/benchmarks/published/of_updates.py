@@ -1,4 +1,4 @@
-"""Published figures of the update: its error if shards, or fused matrices, are orthogonalized instead.
+"""Published figures of the error of an update if shards, or fused matrices, are orthogonalized.
 
 Our figures are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
