@@ -216,7 +216,7 @@ def save_zero1(rank: int) -> list[str]:
 
 
 def everything(rank: int) -> dict[Any, Any]:
-    """All cases in one launch, since each leaves the ranks in step."""
+    """All cases in one launch; after each, the ranks can go on together."""
     found: dict[Any, Any] = {case: scaled_steps(rank, *case) for case in (*SKIPPED, *REFUSED)}
     found |= {layout: laid_out(layout)[1]._step_supports_amp_scaling for layout in SKIPS_ITSELF}
     cases = (clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)

@@ -58,7 +58,7 @@ SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # its degree 7 i
 @pytest.mark.parametrize("name", SQUARED)
 @pytest.mark.parametrize("shape", [*SHAPES, *LARGE], ids=str)
 def test_the_result_is_the_polynomials_of_the_singular_values(name: str, shape: tuple[int, int]) -> None:
-    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, rounding is covered by the bounds
+    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, the bounds cover rounding
     G = matrix(*shape).bfloat16().float()
     X = exact(recipe, G.double())
     off = (orthogonalize(G, recipe).double() - X).norm() / X.norm()

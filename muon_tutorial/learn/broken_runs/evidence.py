@@ -53,7 +53,7 @@ class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
     ``of`` is the number of ranks that should have these results. The last three fields compare the worst
-    matrix with the oracle's: the ratio of norms, the cosine, and the largest difference in largest entries.
+    matrix with the oracle's: ``ratio`` of norms, ``cosine``, and ``off``: largest difference / largest entry.
     """
 
     step: int
@@ -173,7 +173,7 @@ def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
 
 
 def say_calls(run: TrainingRun, step: int) -> str:
-    """The calls of one step, a line per rank, in the order that it made them; "…" marks an unfinished one."""
+    """The calls of one step, a line per rank, in the order of its calls; "…" marks an unfinished one."""
     lines = []
     for rank, report in enumerate(run.reports):
         said = [f"{e.phase}{'' if e.stop else ' …'}" for e in report.notes.calls if e.step == step]

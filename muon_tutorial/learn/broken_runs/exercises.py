@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs a rank with another of its last call (with any if ``of_all``) if ``lacks``."""
+    """A function that pairs ranks of the same last call (any ranks if ``of_all``) if ``lacks`` says so."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)

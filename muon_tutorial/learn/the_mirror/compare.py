@@ -49,7 +49,7 @@ class StepDifference:
         came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
-        # an error in a rank's own code ended the run, rather than requests that do not match
+        # the run ended by an error in a rank's own code, not by requests that do not match
         raised = bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
         if raised and all(mark.how == "missing" for mark in others):
             # requests of phases 1 and 2 come first: ranks make them before they hold anything

@@ -60,7 +60,7 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of an iteration, divided by those left if symmetric products are computed only by half."""
+    """Operations of an iteration, divided by those with only half of each symmetric product computed."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
