@@ -61,7 +61,7 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def tp_gathers(plan: Plan, at: Coordinate) -> int:
-    """For each matrix in this rank's slice: b·(T−1)·n bytes, if a tp rank holds n of its elements."""
+    """For each matrix in this rank's slice, of which a tp rank holds n elements: b·(T−1)·n bytes."""
     return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 

@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank gave to an all_reduce. Without any call, what it returned."""
+        """The last whole buffer that a rank gave to an all_reduce. If it called none, its returned buffer."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned

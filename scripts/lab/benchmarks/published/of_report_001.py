@@ -59,7 +59,7 @@ def communicating_over_adamw() -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step. If a group has fewer ranks, the first is over dp, the second over tp."""
+    """The collectives of one step. If a group is not the world, the first is over dp, the second over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
