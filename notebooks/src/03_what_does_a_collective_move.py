@@ -295,7 +295,8 @@ hard.check(ring_reduce_scatter)
 # Save the following as `test_ring.py` in an empty folder and run it with `python test_ring.py`. It fails, because
 # there is no `ring.py`. Write that file with `dist.isend`, `dist.send` and `dist.recv` alone, until the last line is
 # printed. Each function may send to the next rank only. (In `all_to_all`, rank r brings a list with one piece for
-# each rank, and leaves with the list of the pieces that were meant for it.)
+# each rank, and leaves with the list of the pieces that were meant for it.) A solution is
+# `tests/learn/builds/ring.py`.
 #
 # ```python
 # import sys, torch, torch.distributed as dist

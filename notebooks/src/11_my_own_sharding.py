@@ -299,7 +299,8 @@ print(lesson.try_several(dp * tp, seed, backend))
 # there is no `zero3.py`. Write that file until the last line is printed. `shard(model)` leaves only this rank's part
 # of each weight, flat, and returns a module. This module gathers a layer's weights before the layer computes, in
 # forward and again in backward, drops them afterwards, and averages their gradients in a reduce_scatter. `whole(model)`
-# returns all weights, whole.
+# returns all weights, whole. A `torch.autograd.Function` has a backward of its own, and `torch.utils.checkpoint` computes
+# a layer again in backward. (A solution: `tests/learn/builds/zero3.py`.)
 #
 # ```python
 # import sys, torch, torch.distributed as dist

@@ -323,7 +323,9 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 # In pipeline parallelism each rank holds one layer, a *stage*. Save the following as `test_pipeline.py` in an empty
 # folder, and write `pipeline.py` with `dist.send` and `dist.recv` alone. `step(stage, batches, rank, ranks)` sends each
 # micro-batch, float64 of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; on the last rank,
-# `out.square().sum()` is the loss. Then gradients go back. Predict first which part of the time a rank is idle.
+# `out.square().sum()` is the loss. Then gradients go back: `y.backward(gradient)` continues
+# with one that has arrived. Predict first which part of the time a rank is idle. (A solution:
+# `tests/learn/builds/pipeline.py`.)
 #
 # ```python
 # import sys, time, torch, torch.distributed as dist
@@ -438,4 +440,4 @@ mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% [markdown]
-# You can hide messages behind work now, so the next lesson asks: does that make Muon cheaper than AdamW?
+# Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?

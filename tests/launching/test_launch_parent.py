@@ -20,12 +20,14 @@ from tests.launching.launch_traces import WITHIN, heed_interrupts, still_running
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = """
+from muon_tutorial import launch
 from tests.launching.launch_ranks import hang
 launch(hang, 3, args=({stopped},), timeout=60.0, method={method!r})
 """
 PROMPT = """
 import os, torch
 import torch.distributed as dist
+from muon_tutorial import launch
 scale = 2.0
 def double(rank):
     x = torch.ones(1)

@@ -15,7 +15,7 @@ from ...launching.launch import launch
 from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ..inputs import measure
 from . import training
-from .blocks import REFERENCE, reference
+from .blocks import REFERENCE, completed, reference
 from .keep import FILE, complete, lines_of, read_mine, say_whose
 from .on_ranks import PHASES, try_file
 from .training import RunRecord
@@ -153,5 +153,5 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
 def say_yours(folder: Path | None = None) -> str:
     """How many lines of the completed file the reader wrote, in words."""
     mine = read_mine(folder).blocks
-    lines = lines_of(*(block.source for block in mine.values()))
-    return f"Of its {len(reference()[1])} functions {len(mine)} are yours, {lines} lines."
+    lines, whole = lines_of(*(block.source for block in mine.values())), lines_of(completed(mine))
+    return f"Of its {whole} lines {lines} are yours, in {len(mine)} of {len(reference()[1])} functions."
