@@ -226,7 +226,7 @@ def scale_data() -> dict[str, Any]:
 
 
 def timeline_data() -> dict[str, Any]:
-    """Steps recorded on real processes over two links, with spans in µs, and their predicted seconds."""
+    """Steps recorded on real processes over two links: seconds, predicted seconds, and spans in µs."""
     recording, steps = recorded(), {}
     predicted = predict_recorded(recording)
     for step in recording.steps:

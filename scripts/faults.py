@@ -3,8 +3,9 @@
     python scripts/faults.py --seed 0 --count 600
 
 writes results/faults.md and results/faults.json: a table of the faults and how the runs ended. The same seed
-and count give the same cases. `--list` only lists them; `--only WORDS` runs the kinds with these words in
-their name, `--case K` a single case; both write files only with `--out`. Linux only: it reads /proc.
+and count give the same cases. `--list` only lists them. `--only WORDS` runs the kinds with these words in
+their name, and `--case K` runs one case; these two write files only if `--out` is given. It reads /proc, so
+it needs Linux.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def problems(driver: Any, height: int) -> list[str]:
         "the question is not on the first screen": not (question and question["bottom"] <= height),
         "there is no hero picture": not hero,
         "more than half of the hero picture is below the screen": seen < 0.5,
-        "the hero picture's type is smaller than 11 pixels": hero and size < 0.75,  # it has 11 points
+        "the hero picture's type is smaller than 11 pixels": hero and size < 0.75,  # its size: 11 points
     }
     return [what for what, is_so in wrong.items() if is_so]
 

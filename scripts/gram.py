@@ -70,7 +70,7 @@ class Distance:
 
     X is the update in shards, and Y the update of one process. ``gram`` is ‖X − Y‖/‖Y‖ if Y is made by the
     same recipe. ``stock`` is ‖X − Y‖/‖Y‖ if Y is made by the recipe "stock". ``mine`` is the quality of X,
-    ``stocks`` the quality of the Y by "stock".
+    ``stocks`` that of the Y made by "stock".
     """
 
     sides: tuple[int, int]

@@ -54,8 +54,8 @@ def pages() -> dict[str, str]:
             member.docstring = next(filter(None, others), "")
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with warnings.catch_warnings():
-        # These warnings are about members that a subclass of Tensor inherits, which have no page, and about
-        # the annotations of a NamedTuple's __init__, which does not know its module.
+        # Two warnings are expected: members that a subclass of Tensor inherits have no page, and a
+        # NamedTuple's __init__ does not know the module of its annotations.
         for expected in ("Cannot determine where", r"Error parsing type annotation .*\.__init__\."):
             warnings.filterwarnings("ignore", expected, UserWarning)
         texts = {

@@ -77,7 +77,7 @@ def quote(data: str, lines: str) -> None:
 
 
 def result_parser(described: str | None, **counts: tuple[int, str]) -> argparse.ArgumentParser:
-    """Options that all such scripts have; ``described`` is a script's docstring.
+    """Options of all scripts that write results; ``described`` is a script's docstring.
 
     ``counts``: further options, numbers of at least 1, each with its default and its help.
     """
@@ -94,7 +94,7 @@ def answer(
     work: Callable[[argparse.Namespace, str], None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do a script's work with its options and with the command that asked for it; returns the exit code."""
+    """Do a script's work, given its options and its command line; returns the exit code."""
     asked = parser.parse_args(arguments)
     return answered(f"{stem}.py", lambda: work(asked, command_line(stem, arguments)))
 

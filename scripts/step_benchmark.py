@@ -118,7 +118,7 @@ def plot(path: Path, tables: list[Table]) -> None:
 
 
 def draw_ranks(axes: Any, rows: Rows) -> None:
-    """Draw the speedup over one rank: a line per strategy; a strategy measured on one count gets a cross."""
+    """Draw the speedup over one rank: a line per strategy; with one number of ranks only, a cross."""
     for name in dict.fromkeys(row["strategy"] for row in rows):
         points = [(row["ranks"], row["times one rank"]) for row in rows if row["strategy"] == name]
         axes.plot(*zip(*points, strict=True), "x" if len(points) == 1 else "o-", label=name)

@@ -4,8 +4,8 @@
 
 measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
 single collectives and operations. One calibration runs before each link's steps, and one after them. The step
-is the package's own, over parameters and gradients of ones. It also times gradients that are sent during and
-after backward, and writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else
+is the package's own, over parameters and gradients of ones. It also times gradients sent during backward,
+and gradients sent after it. It writes results/step_times.md, .json and .svg in ten minutes, and nothing else
 should run. With --again it runs nothing, and only predicts the stored measurements again. A limited loopback
 needs Linux, network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
@@ -217,7 +217,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error; and how many clearly different pairs are ordered right."""
+    """Median, 90th percentile and largest error; and how many clearly different pairs keep their order."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right

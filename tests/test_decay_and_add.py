@@ -1,4 +1,4 @@
-"""The elementwise math: stock operations on whole matrices, and the same bits on any flat piece of one."""
+"""The elementwise math gives the bits of stock operations, on whole matrices and on any flat piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``scripts/one_page.py``: short, only with torch, with the bits of ``zero1`` and ``torch.optim.Muon``."""
+"""``scripts/one_page.py`` is short, needs only torch, and has the bits of ``zero1`` and torch's Muon."""
 
 from __future__ import annotations
 

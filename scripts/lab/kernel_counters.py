@@ -40,7 +40,7 @@ def interface_sent(name: str = "lo") -> int | None:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except OSError:  # it was closed since the folder was listed
+    except OSError:  # closed since the folder was listed
         return False
 
 

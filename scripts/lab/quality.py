@@ -26,7 +26,7 @@ LARGEST_VALUE = 1.45
 class Spectrum:
     """``values`` maps indices k = 1 … n to singular values. If it is None, a Gaussian matrix is not changed.
 
-    ``held_to``: the limit for a drop-in: stock's error, a constant error, or only the largest singular value.
+    ``held_to``: a drop-in's limit: stock's error, a constant error, or only a largest singular value.
     """
 
     held_to: str

@@ -37,7 +37,7 @@ OTHER = trained(3)
 SAVED, REFUSED, BROKEN = 0, 3, 4
 """The exit codes of a saver that is not killed: it saved, it was refused, or it had another error."""
 
-# A save's file system calls, each of them one point. Writes have a second point, half way through.
+# Each file system call of a save is a point. A write has a second point, half way through.
 _CALLS: tuple[tuple[Any, str], ...] = (
     *((os, name) for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")),
     (builtins, "open"),
@@ -229,7 +229,7 @@ def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[
 @pytest.mark.parametrize("kills", ["a few", left_out("at every call, and within some of the writes")])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_leaves_the_old_or_the_new(name: str, kills: str, tmp_path: Path) -> None:
-    """Four points, drawn from the whole save; or every call, but only twenty of its hundreds of writes."""
+    """The saver is killed at four points, or at every call except most of its hundreds of writes."""
     draw = random.Random(name)
 
     def points(passed: list[str]) -> list[int]:

@@ -2,7 +2,7 @@
 
 ``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
 file in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
-differs. Only ``gram`` may be ``within bound`` (in ``orthogonalizers/gram.py``) of one process's Gram form.
+differs. ``gram`` is ``within bound`` if it is at most ``DIFFERENCE`` away from one process's Gram form.
 """
 
 from __future__ import annotations

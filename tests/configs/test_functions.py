@@ -122,7 +122,7 @@ def run_broken(rank: int) -> dict[str, tuple[str, str]]:
 
 
 def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
-    """The errors of optimizers made with each wrong assignment, beside own functions and a helper's."""
+    """The errors of optimizers made with each wrong assignment, with own functions and with a helper."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     configs = config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))
     for name, (mine, _, _) in functions.WRONG_ASSIGNMENTS.items():

@@ -43,7 +43,7 @@ def run_case(name: str, helper: str) -> Outcome:
     return oracle.differences(), counter.call_count
 
 
-# Plain parameters have no placements, so only two helpers can know how those are cut.
+# Plain parameters have no placements, so only two helpers can know how they are cut.
 CASES = [
     (name, helper)
     for name, setup in SETUPS.items()

@@ -1,4 +1,4 @@
-"""Parameters over a training run: with accumulated gradients, frozen, unfrozen late, without a gradient."""
+"""Parameters that accumulate gradients, are frozen, are unfrozen late, or have no gradient in some step."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def tp_gathers(plan: Plan, at: Coordinate) -> int:
-    """b·(T−1)·n bytes for each matrix that this rank's slice touches; n: its elements per tp rank."""
+    """For each matrix in this rank's slice, of which a tp rank holds n elements: b·(T−1)·n bytes."""
     return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 
@@ -280,7 +280,7 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Gri
 
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
-    """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that straddle its slice.
+    """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
 
     A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
     """
@@ -306,7 +306,7 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     _, ranks = planned(EVEN_CASE, STRATEGIES["replicated"], Grid.of(dp=4))
-    flags = 9 * 8  # two hashes of 32 bits as halves and their squares, and the largest element
+    flags = 9 * 8  # the halves of two 32-bit hashes, their squares, and a maximum
     sent = 4 * flags  # to each rank of four
     for rows in ranks:
         assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": sent}

@@ -207,7 +207,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """The largest ratio of a parameter's distance from the reference to how far the reference moved."""
+    """The largest distance of a parameter from the reference, divided by how far the reference moved."""
     return max(
         (
             float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())
@@ -219,7 +219,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 
 
 def state_distance(notes: Notes, reference: Notes) -> float:
-    """The same for momentum and moments, over the reference's norm. Tensors noted in part are left out."""
+    """The same for momentum and moments, over the reference's norm. Tensors noted in part do not count."""
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
         for name, entry in reference.state.items()
@@ -319,7 +319,7 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
 def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
     """Clipping changed the gradients at every step, and the optimizer got the clipped ones.
 
-    An optimizer that averages by itself clips ``inside``, unseen; then ``check_equal`` checks the moments.
+    An optimizer that averages by itself clips ``inside``, where no note is taken: see ``check_equal``.
     """
     for notes in straight:
         before = notes.series("norm_before_clipping")

@@ -151,7 +151,7 @@ def fsdp1_unsharded(rank: int) -> list[str]:
 
 
 def fsdp1_before(rank: int, use_orig_params: bool) -> list[str]:
-    """The refusals of Muon made from the model, from what it wraps, and from all parameters by hand."""
+    """The errors if Muon is made from the model, from the module inside it, or from all its parameters."""
     model = under_fsdp1(network(), use_orig_params)
     return [
         refusal(lambda: pair(model)),

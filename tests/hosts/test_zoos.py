@@ -1,7 +1,7 @@
 """Parts of fused weights in timm, torchvision, torch and nanoGPT are those that their layers use.
 
 As in ``test_model_parts``, no layout is written down, because each attention or gated layer runs forward.
-Layers of nanoGPT, litgpt and torchtitan stand here again, in short, with the names that they have there.
+Layers of nanoGPT, litgpt and torchtitan are repeated here in a short form, under their own names.
 """
 
 from __future__ import annotations

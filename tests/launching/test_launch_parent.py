@@ -96,7 +96,7 @@ def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
 
 
 def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> None:
-    """The server imports modules while it idles, which takes seconds; this import never ends."""
+    """While it idles, the server imports modules, which takes seconds. Here, it never finishes."""
     slow = tmp_path / "modules"
     slow.mkdir()
     begun = tmp_path / "begun"

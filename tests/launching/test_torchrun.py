@@ -182,7 +182,7 @@ def test_an_id_without_logs_is_the_same_job_only_for_ranks_that_were_restarted(m
 
 @pytest.mark.parametrize("state", ["has ended", "is stopped (SIGSTOP)"])
 def test_a_rank_that_misses_another_says_which_and_lets_it_go_on(state, capfd, monkeypatch) -> None:
-    """A stopped rank must go on, so that the signal with which torchrun ends it reaches it."""
+    """A stopped rank must continue, or torchrun's signal to end does not reach it."""
     monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         peer = psutil.Process(process.pid)

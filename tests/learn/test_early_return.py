@@ -42,7 +42,7 @@ def forgets_the_wait(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Wrong: asks for the next matrix before the first; times are right, but matrices are exchanged."""
+    """Wrong: in each pair of turns, the two matrices are swapped. Only the times are right."""
     order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
     yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
 

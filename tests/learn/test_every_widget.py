@@ -42,7 +42,7 @@ def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
 
 
 def _spread(size: int, most: int) -> list[int]:
-    """``most`` of the places, evenly spread, including the first and the last."""
+    """All places, or ``most`` of them at equal distances, from the first to the last."""
     if size <= most:
         return list(range(size))
     return [round(place * (size - 1) / (most - 1)) for place in range(most)]

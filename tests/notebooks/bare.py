@@ -91,7 +91,7 @@ def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
 
 
 def environment(python: Path, folder: Path) -> dict[str, str]:
-    """A runner's variables. Its kernel ``bare`` is ``python``, and finds only that Python's packages."""
+    """A runner's variables. The kernel ``bare`` runs ``python``, and finds only the packages there."""
     install = ["-m", "ipykernel", "install", "--name", "bare", "--prefix", folder]
     run([python, *install], check=True)
     (folder / "tmp").mkdir()

@@ -17,7 +17,7 @@ from . import lab
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole site with still pictures. The first process that needs the site runs its command."""
+    """The whole site with still pictures. The first process that needs the site makes it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if base.name.startswith("popen-") else base
     target = shared / "made" / "the site é"

@@ -245,7 +245,7 @@ def visit(driver: Any, page: Path, address: str = "") -> None:
 
 
 def said(driver: Any, scene: str) -> str:
-    """A scene's own text, once it has been scrolled near."""
+    """A scene's caption, which it writes when it is scrolled into view."""
     show = "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant', block: 'center'})"
     driver.execute_script(show, f"#{scene} figure")
     drawn = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 0)))"

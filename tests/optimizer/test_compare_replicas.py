@@ -140,7 +140,7 @@ DRIFTED = {
 
 
 def everything(rank: int) -> dict[str, dict[Any, Any]]:
-    """All cases in one launch, since each leaves the ranks in step."""
+    """All cases in one launch; after each, the ranks can go on together."""
     return {
         "compared": {case: compared(rank, *case) for case in (*OTHER_BEGINNINGS, *ALIKE)},
         "begun": {layout: begun(rank, layout) for layout in SEEDED},

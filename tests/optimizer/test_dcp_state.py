@@ -102,7 +102,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 Stages = tuple[dict[str, Tensor], ...]
-"""States as saved, as loaded, after training straight on, and after training on from the loaded one."""
+"""States as saved, as loaded, after training on without a load, and after training on from the load."""
 
 
 def saved_and_loaded(
@@ -174,7 +174,7 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
 def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(
     tmp_path, ranks: int, thorough: tuple[str, ...]
 ) -> None:
-    """It holds for Muon by itself, too, by placements and by a config."""
+    """It also holds for Muon alone, whether it knows the cuts from placements or a config."""
     cases = [
         (layout, "pair", how)
         for layout in LAYOUTS[ranks]

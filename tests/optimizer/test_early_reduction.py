@@ -161,7 +161,7 @@ def misused(rank: int) -> dict[str, str]:
     told["norm"] = heard(lambda: muon.ready_gradients(1.0))
     told["dropped when readied"] = heard(muon.zero_grad)
     backward()
-    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # must not meet any of those sent
+    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # must not mix with those sent
     told["well again"] = heard(muon.step)
     told["on one rank"] = heard(lambda: Muon(chain, overlap_grad_reduce=rank == 0, **how))
     return told

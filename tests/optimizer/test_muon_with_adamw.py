@@ -350,7 +350,7 @@ def sent_on(first: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
 
 
 def loss_at(last: nn.ModuleDict, name: str, received: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
-    """The last stage's loss; it holds its own copy of the tied embedding, as frameworks name it."""
+    """The last stage's loss. The stage holds a copy of the tied embedding, under a framework's name."""
     tied = last.get_parameter(f"{name}.weight")
     return nn.functional.cross_entropy(last["down"](received).tanh() @ tied.T, due)
 

@@ -215,7 +215,7 @@ WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 
 def everything(rank: int) -> dict[str, Result]:
-    """All cases in one launch, since each leaves the ranks in step."""
+    """All cases in one launch; after each, the ranks can go on together."""
     cases = (
         *REFUSED,
         placed_otherwise_on_one_rank,

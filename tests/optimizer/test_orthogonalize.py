@@ -1,4 +1,4 @@
-"""Muon with ``orthogonalize=``: per recipe, every strategy gives the same bits; by default, stock Muon's."""
+"""Muon with ``orthogonalize=``: all strategies give a recipe's bits; the default gives stock Muon's."""
 
 from __future__ import annotations
 

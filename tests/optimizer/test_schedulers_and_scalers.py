@@ -216,7 +216,7 @@ def save_zero1(rank: int) -> list[str]:
 
 
 def everything(rank: int) -> dict[Any, Any]:
-    """All cases in one launch, since each leaves the ranks in step."""
+    """All cases in one launch; after each, the ranks can go on together."""
     found: dict[Any, Any] = {case: scaled_steps(rank, *case) for case in (*SKIPPED, *REFUSED)}
     found |= {layout: laid_out(layout)[1]._step_supports_amp_scaling for layout in SKIPS_ITSELF}
     cases = (clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)
@@ -233,7 +233,7 @@ def results() -> Results:
 
 @pytest.mark.parametrize("case", SKIPPED, ids=str)
 def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -> None:
-    """Also after clipping."""
+    """They also skip it after clipping."""
     one, other = (of_rank[case] for of_rank in results)
     assert one[0] == other[0] == 1.0  # halved once
     for weights in (one[1], other[1]):
@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """It is refused even if the model was frozen at the reset of gradients, but not without the optimizer."""
+    """It is refused for models that were frozen for a while, too. Without the optimizer, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])
@@ -288,7 +288,7 @@ def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
 
 
 def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
-    """``include_frozen=True``, and only one layer's bias trains in the first epoch."""
+    """With ``include_frozen=True``, only one layer's bias trains in the first epoch."""
     model = network()
     for param in model.parameters():
         param.requires_grad_(param.ndim == 1)

@@ -1,4 +1,4 @@
-"""Which parameters go to Muon: only hidden matrices, each parameter once, tied ones by any of their roles."""
+"""Which parameters go to Muon: only hidden matrices, and no tied one with another role."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # its degree 7 i
 @pytest.mark.parametrize("name", SQUARED)
 @pytest.mark.parametrize("shape", [*SHAPES, *LARGE], ids=str)
 def test_the_result_is_the_polynomials_of_the_singular_values(name: str, shape: tuple[int, int]) -> None:
-    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, rounding is covered by the bounds
+    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, the bounds cover rounding
     G = matrix(*shape).bfloat16().float()
     X = exact(recipe, G.double())
     off = (orthogonalize(G, recipe).double() - X).norm() / X.norm()
@@ -170,7 +170,7 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of every storage that an operation made; those of at most one number per row are separate."""
+    """Notes the bytes of each storage that an operation newly makes, outside the known tensors."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -237,8 +237,8 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert not recipe.iterates_on_gram(768, 768, share)
     assert recipe.iterates_on_gram(3072, 768, share)
     assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
-    # Over 2s³, with l = 4s and half of each symmetric product: five direct steps of XXᵀ 2, A² ½ and BX 4; on
-    # the Gram matrix, ½ (4 + 17) for XXᵀ and 17 square products, and 4 for the last.
+    # In units of 2s³, with l = 4s, half of each symmetric product is computed. A direct step takes 2 for XXᵀ,
+    # ½ for A² and 4 for BX. The Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 for the last.
     n = 2 * 768**3
     assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)

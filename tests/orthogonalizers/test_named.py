@@ -1,4 +1,4 @@
-"""The recipes: each within its bounds, drop-ins no worse than stock, and diverging recipes refused."""
+"""Recipes are within their bounds, drop-ins are no worse than stock, and diverging recipes are refused."""
 
 from __future__ import annotations
 

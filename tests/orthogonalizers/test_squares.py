@@ -1,4 +1,4 @@
-"""Polynomials as squarings: the same polynomial, from its coefficients and back."""
+"""A polynomial becomes a chain of squarings, which gives the same values and coefficients."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def hand_cuts(draw: st.DrawFn, length: int, parts: int) -> tuple[int, ...]:
 
 @st.composite
 def tp_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
-    """No cut, or a cut over tp: even, as for a DTensor, or by hand."""
+    """No cut, an even cut over tp (as for a DTensor), or a cut over tp by hand."""
     dim = draw(st.sampled_from((None, 0, 1)))
     if dim is None:
         return ()

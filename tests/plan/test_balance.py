@@ -1,9 +1,9 @@
 """How evenly plans share Newton–Schulz between ranks: over the step, and in each round, where ranks meet.
 
-Work is operations of one iteration. With whole matrices on p positions, the busiest position has at least the
-fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a position, so the
-busiest has at least the two cheapest of them together. In the same way, it has at least the three cheapest of
-the 2p + 1 costliest, and so on.
+Work counts operations of one iteration. With whole matrices on p positions, the busiest position has at least
+the fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a position, so
+the busiest has at least the two cheapest of these together. In the same way, it has at least the three
+cheapest of the 2p + 1 costliest, and so on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The strategy ``gram``: within its bounds of one process, equal on all ranks, with one sum per bucket."""
+"""``gram`` stays within its bounds of one process, is equal on all ranks, and sums once per bucket."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def alone(case: Case, **settings: Any) -> list[Tensor]:
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Assert that each matrix moved as in one process, up to ``bound`` times that move and rounding."""
+    """Assert that each matrix moved as in one process, up to rounding and ``bound`` times that move."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):

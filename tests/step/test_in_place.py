@@ -86,7 +86,7 @@ def assert_alike(ranks: Ranks, others: Ranks) -> None:
 
 
 def peak(plan: Plan, rank: int) -> int:
-    """The most bytes of a step beyond parameters, gradients and momentum on one rank, without data."""
+    """From a walk without data: one rank's most bytes beyond parameters, gradients and momentum."""
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:
@@ -135,7 +135,7 @@ def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
             assert request.send is not None
             assert request.send.numel() == request.packed <= ELEMENTS // 4
             sent += sum(request.sends)
-    others = ELEMENTS * 3  # each element goes to three other ranks, or their shards
+    others = ELEMENTS * 3  # without tp, each element goes to three other ranks
     assert sent == (others if grid.size("tp") == 1 else ELEMENTS // 2 + others // 2)
 
 

@@ -137,7 +137,7 @@ def test_tensors_take_turns_in_being_copied() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_collectives_are_such_as_ranks_can_ask_for(kind: Kind) -> None:
-    """``LocalWorld`` refuses those whose sizes do not fit."""
+    """``LocalWorld`` refuses requests whose sizes do not fit."""
     grid = Grid.of(dp=4)
     requests = [gloo_request(kind, grid.at(rank), 4096) for rank in grid.ranks]
     answers = LocalWorld(grid).run([ask(request) for request in requests])

@@ -57,7 +57,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_ranks(plan, H100, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Rounds of zero1 and round_robin overlap in chains of messages; clocks treat their collectives as one
+        # Rounds of zero1 and round_robin overlap in chains of messages; clocks take these collectives one
         # after the other.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
@@ -110,7 +110,7 @@ def test_ranks_that_share_a_clock_would_have_had_the_same(
 def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slices cut matrices of five shapes at other places each time; most ranks are read off three others."""
+    """Slices cut matrices of five shapes at other places each time; most ranks' times follow from three."""
     sizes = {"dp": 53, "tp": 2}
     plan = STRATEGIES[name](matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
     told: list[Coordinate] = []

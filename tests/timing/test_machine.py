@@ -1,4 +1,4 @@
-"""A machine's file: it is read as written, and an error names a bad number on one line."""
+"""A machine's file is read as it was written. If it has a bad number, a one-line error names it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_limited_loopbacks_burst_is_that_of_its_script() -> None:
 
 @pytest.mark.parametrize("read", [read_machine, lambda path: find_model(str(path))], ids=["machine", "model"])
 def test_only_plain_files_of_a_sane_size_are_read(read: Any, tmp_path: Path) -> None:
-    """Before, a pipe made it wait forever, and a device was read until memory ran out."""
+    """Earlier, the reader waited forever for a pipe, and a device was read until memory ran out."""
     os.mkfifo(tmp_path / "pipe.json")
     with open(tmp_path / "large.json", "wb") as file:
         file.truncate(LARGEST + 1)

@@ -76,7 +76,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks, working it out takes most of a plan's time and memory."""
+    """Over thousands of ranks, to work out who shares what takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 
@@ -114,7 +114,7 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
 @pytest.mark.parametrize("duplex", [True, False])
 @for_all
 def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
-    """One rank's thread may send and receive at once, or not."""
+    """It holds whether or not a rank's thread can send and receive at the same time."""
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
@@ -244,7 +244,7 @@ def test_experts_are_planned_on_their_own_grid() -> None:
     alone, shared = (planned("mixtral-8x7b", f"dp=8,ep={ep},pp=16") for ep in (1, 8))
     assert alone.shape.experts == 8
     by_name = [{one.strategy: one for one in found.estimates} for found in (alone, shared)]
-    # Without expert parallelism, every rank averages all experts' gradients; with it, only its own eighth.
+    # Every rank averages all experts' gradients; with expert parallelism, it averages an eighth of them.
     assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
 
 

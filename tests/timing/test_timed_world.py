@@ -270,8 +270,8 @@ def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | Non
     """A core pays for each operation. A GPU hides a launch behind a product that is running."""
     a = torch.empty(100, 100, device=META)
     with Work(replace(TOY, operation=0.5, cores=cores)) as work:
-        torch.mm(a, a.t())  # 2 s and a view
-        a.add_(a.t())  # next to nothing, and another
+        torch.mm(a, a.t())  # takes 2 s, and makes a view
+        a.add_(a.t())  # takes almost no time, and makes another view
     product, copy = work.take()
     assert product == 2.0
     assert copy == pytest.approx(0.5 * launches)

@@ -1,6 +1,6 @@
 """Under ``torchrun --max-restarts``, runs whose ranks are killed end like undisturbed runs.
 
-A usual run leaves these out: ``test_two_agents`` kills a rank of two, too.
+A usual run leaves these out, because ``test_two_agents`` also kills a rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run that saved can be resumed: with the same bits on the same grid, and on any other."""
+"""A run that saved can be resumed on any grid; on its own grid, it ends with the same bits."""
 
 from __future__ import annotations
 

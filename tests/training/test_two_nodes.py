@@ -12,7 +12,7 @@ from scripts.lab.faults.nodes import NoNamespacesError, disturbed
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.exhaustive  # in ``test_two_agents``, a rank killed on one node ends with the same bits
+@pytest.mark.exhaustive  # ``test_two_agents`` kills a rank on one node, and gets the same bits
 @pytest.mark.skipif(sys.platform != "linux", reason="network namespaces")
 @pytest.mark.parametrize(("kind", "least"), [("node", 2), ("link", 2), ("node", 1)])
 def test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one(

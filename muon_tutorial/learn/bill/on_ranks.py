@@ -38,7 +38,7 @@ def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
 
 
 Fetched = tuple[int, bool | None]
-"""Bytes that a rank sent for one matrix; whether it then held all of it, or None if it works on others."""
+"""Bytes that a rank sent for one matrix; whether the rank then held all of it; None if it works on others."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
@@ -49,7 +49,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     whole = torch.randn(total, generator=torch.Generator().manual_seed(seed)).bfloat16()
     length, place = total // dp, world.at["dp"]
     metas = plan.dist_meta(plan.grid.at(0))
-    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # the matrix in most slices
+    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # in the most slices
     start, stop = meta.global_range
     first, last = max(start, place * length), min(stop, (place + 1) * length)
     mine = whole[first:last]

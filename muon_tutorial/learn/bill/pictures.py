@@ -36,7 +36,7 @@ DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 
 def hero() -> Picture:
-    """The first picture: bytes that one rank sends in a step of a small GPT: AdamW, and Muon in four ways."""
+    """The first picture: bytes that one rank sends in a step of a small GPT, with AdamW and four Muons."""
     grid, matrices = Grid.of(dp=4, tp=2), costs.gpt_matrices()
     plans = {BOUNDARY: zero1(matrices, grid, gather="boundary"), "zero1": zero1(matrices, grid)}
     plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}

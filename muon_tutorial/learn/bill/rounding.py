@@ -57,7 +57,7 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices) -> dict[str, Tensor]:
-    """The same gradients, but the entry of o nearest to a rounding edge of bfloat16 is moved over it."""
+    """The same gradients, except that one entry of o is moved over the nearest rounding edge of bfloat16."""
     grad = gradients["o"].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())

@@ -53,7 +53,7 @@ class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
     ``of`` is the number of ranks that should have these results. The last three fields compare the worst
-    matrix with the oracle's: norm over norm, the cosine of both, largest difference over largest entry.
+    matrix with the oracle's: ``ratio`` of norms, ``cosine``, and ``off``: largest difference / largest entry.
     """
 
     step: int
@@ -104,7 +104,7 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
 
 
 def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
-    """A table of one rung, by rank and matrix: norm over the oracle's norm, cosine, largest difference.
+    """A table of one rung, by rank and matrix: the ratio, cosine and difference as in ``FirstDifference``.
 
     Raises UsageError if the run has no such rung.
     """
@@ -173,7 +173,7 @@ def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
 
 
 def say_calls(run: TrainingRun, step: int) -> str:
-    """The calls of one step, a line per rank, in the order that it made them; "…" marks an unfinished one."""
+    """The calls of one step, a line per rank, in the order of its calls; "…" marks an unfinished one."""
     lines = []
     for rank, report in enumerate(run.reports):
         said = [f"{e.phase}{'' if e.stop else ' …'}" for e in report.notes.calls if e.step == step]

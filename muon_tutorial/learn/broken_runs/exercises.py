@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two thresholds between the losses of all steps and dp positions: one is below both, one above both."""
+    """Two limits. Of all steps' and dp positions' losses, one is below the first, one above the second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs each rank with others, of its last call or any, if ``lacks(theirs, its log)``."""
+    """A function that pairs ranks of the same last call (any ranks if ``of_all``) if ``lacks`` says so."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)

@@ -165,7 +165,7 @@ class Moment:
 
 @functools.cache
 def film_of(dp: int, tp: int, rank: int, phase: str, fault: str) -> tuple[Moment, ...]:
-    """All moments of one step with this fault. In the first, no call has been answered yet."""
+    """All moments of one step with this fault. In the first moment, no call has been answered."""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
     world.start([_program(each, rank, phase, fault) for each in world.grid.ranks])
     moments = [Moment(frozenset(), frozenset(), frozenset(), ())]

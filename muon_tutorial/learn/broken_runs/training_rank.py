@@ -1,10 +1,10 @@
 """The base of lesson 15's loop: its matrices and batches, its groups, and each rank's notes.
 
 tp cuts the rows of each matrix; dp positions hold copies. In a step, ranks gather the matrices over tp,
-compute gradients on their dp position's data, and average them over dp. They gather, and add in the order of
-ranks, so that the bits are those of one process. Then they update the momentum. Matrix i is owned by dp
-position i modulo dp: its ranks gather the Newton–Schulz input over tp, orthogonalize it, and send their new
-rows to their dp group.
+compute gradients on their dp position's data, and average them over dp. To average, they gather, and add in
+the order of ranks, so that the bits are those of one process. Then they update the momentum. The ranks at dp
+position i modulo dp own matrix i: they gather the Newton–Schulz input over tp, orthogonalize it, and send
+their new rows to their dp group.
 """
 
 from __future__ import annotations

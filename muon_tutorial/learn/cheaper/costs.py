@@ -124,7 +124,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """The changes that lead from AdamW's number to Muon's; ``note`` is written after AdamW's."""
+    """The changes that lead from AdamW's number to Muon's; ``note`` is written after AdamW's number."""
 
     what: str
     unit: float
@@ -157,14 +157,14 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """``changes``, with the part of the total that fewer steps save as one more change."""
+    """``changes``, and one change more: the part of the total that fewer steps save."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
 
 
 def _sent(at: Setting) -> Waterfall:
-    flags = at.muon.phases.get("gradient flags", 0)  # they do not grow with the model
+    flags = at.muon.phases.get("gradient flags", 0)  # these do not grow with the model
     gathers = sum(sent for phase, sent in at.muon.phases.items() if phase == "dp gather")
     others = at.muon.sent - gathers - flags - at.adamw.sent
     changes = {"gather of x": float(gathers), "uneven owners": float(others)}
@@ -174,7 +174,7 @@ def _sent(at: Setting) -> Waterfall:
 
 
 def _seconds(at: Setting) -> Waterfall:
-    # seconds_at without products and copies: the exposed communication
+    # what is left without products and copies is the exposed communication
     adamw, muon = (one.seconds_at(at.bandwidth) - one.product - one.copy for one in (at.adamw, at.muon))
     changes = {"Newton–Schulz": at.muon.product, "all other math": at.muon.copy - at.adamw.copy}
     changes["communication"], first = muon - adamw, at.adamw_seconds
@@ -209,7 +209,7 @@ def crossing(lead: Lead, slowest: float, fastest: float) -> float:
 
 
 def say_break_evens(break_even: BreakEven = break_even) -> str:
-    """For some settings: which optimizer is ahead on slow links, which on fast ones, and where it changes."""
+    """For some settings: which optimizer is ahead on slow links and on fast ones, and where that changes."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
     for dtypes, strategy, tokens in tried:  # with and without a break-even

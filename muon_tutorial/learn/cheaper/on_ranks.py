@@ -90,7 +90,7 @@ def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes that one rank sent along dp in a step, if a ring sends them and if Gloo does."""
+    """Bytes that one rank sent along dp in a step: counted as on a ring, and as Gloo sends them."""
 
     ring: int
     gloo: int

@@ -25,8 +25,8 @@ class TraceSummary:
 
     ``matched`` are the names that the report added up. The CPU's track has the annotations ``full_step`` and
     ``launch`` (the optimizer's call), the GPU's has ``optimizer``. ``gpu_span`` goes from the GPU's first
-    event to its last. ``busy`` is the time within it in which any event ran; ``computing`` and
-    ``communicating`` count only kernels of their sort.
+    event to its last. ``busy`` is the part of that span in which any event ran; ``computing`` and
+    ``communicating`` are the parts in which such kernels ran.
     """
 
     file: str
@@ -121,7 +121,7 @@ def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
 
 
 def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
-    """Muon's bytes over AdamW's: as the two runs moved them, and at equal settings."""
+    """Muon's bytes divided by AdamW's: as the two runs sent them, and as equal settings would."""
     sizes = step_sizes(adamw, muon)
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
     # Muon's traces show only bf16 gathers; DDP all-reduces the whole model's fp32 gradients

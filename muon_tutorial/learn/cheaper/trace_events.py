@@ -99,7 +99,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: how long each rank waited for the last to ask; 0 if it was done by then."""
+    """The exercise's reference: each rank's wait until the last one asks; 0 if its call ends before."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

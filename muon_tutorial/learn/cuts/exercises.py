@@ -151,7 +151,7 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
 
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: for any entry of ``up``, which ranks hold its weight, which rank keeps its momentum."""
+    """The exercise: for any entry of ``up``, the ranks with its weight, and the rank with its momentum."""
     grids: dict[tuple[int, int], None] = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:
@@ -203,7 +203,7 @@ def qkv_exercise() -> Exercise:
 
 
 def busiest(shard: Shard, join: Join) -> int:
-    """The number of entries of the lesson's fused weight on the rank that gets most."""
+    """The number of entries of the lesson's fused weight on the rank that gets the most."""
     whole = qkv.fused_weight(0)
     return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
 

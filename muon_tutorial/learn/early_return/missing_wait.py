@@ -61,7 +61,7 @@ class ProgramRun:
 
 
 def with_wait(line: Any, ticket: Any) -> str:
-    """The program with a wait for a ticket before a line. Raises MistakeError if no wait can be there."""
+    """The program, plus a wait for a ticket before a line. Raises MistakeError if no wait can be there."""
     lines = PROGRAM.splitlines()
     if not isinstance(line, int) or not 2 <= line <= len(lines):
         raise MistakeError(f"The wait goes before one of the lines 2 to {len(lines)}; yours is {line!r}.")

@@ -79,7 +79,7 @@ LOOKS = {
     False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
     None: VerdictLook("open", "…", QUIET, EMPTY),
 }
-"""Each verdict's look, by whether the answer passed; None if there is no answer."""
+"""The look of each verdict: the answer passed (True), failed (False), or is missing (None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def is_near(answer: Any, right: Any, within: float = 0.0) -> bool:
-    """Whether an answer is right: a number up to the relative error ``within``, a bool or a word exactly."""
+    """Whether an answer is right: a number may be off by the fraction ``within``; words and bools may not."""
     if isinstance(right, bool | str):
         return answer is right or (isinstance(right, str) and answer == right)
     try:

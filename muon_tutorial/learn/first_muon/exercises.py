@@ -207,7 +207,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: those that it misplaces, and those they overwrite."""
+    """The matrices that the early code gets wrong: those in wrong places, and those that these overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}
@@ -306,7 +306,7 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
 
 
 def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
-    """The exercise: every update in its place on real ranks, even if any rank lacks any gradient."""
+    """The exercise: real ranks put each update in its place, even if a rank lacks a gradient."""
     nobody_has, two = tuple((rank, "up1") for rank in range(ranks)), owner_lacks("q1", ranks)
     cases = [(), owner_lacks(LACKING, ranks), nobody_has, two + owner_lacks("o2", ranks)]
     play = partial(on_ranks.run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
@@ -322,7 +322,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
-    """The exercise: all updates on all ranks, with fewer bytes than the zero-filled all_reduce sends."""
+    """The exercise: share all updates with fewer bytes than the zero-filled all_reduce sends."""
     summed, par = on_ranks.ring_sent("all_reduce", LENGTH * 2, ranks), on_ranks.predict_ring(ranks)
     sent: list[int] = []
 

@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank handed to an all_reduce; if it made none, what it returned."""
+        """The last whole buffer that a rank gave to an all_reduce. If it called none, its returned buffer."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned
@@ -276,7 +276,7 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
 
 
 def _check_alike(brought: str) -> None:
-    """Raise MismatchError unless all ranks bring the same to their next collective."""
+    """Raise MismatchError if ranks bring different things to their next collective."""
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))

@@ -1,7 +1,7 @@
-"""Lesson 04 as a film: the early code trains in one process, with a fault on one rank in step 1.
+"""The film of lesson 04: a training with the early code, all ranks in one process, one of them at fault.
 
 A tiny GPT with the lesson's matrices learns random targets. In step 1, one rank loses the gradient of one
-matrix, or the sign of one of its rows turns. The results are compared with a training without a fault.
+matrix, or one row of it gets the wrong sign. The results are compared with a training without a fault.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _train(ranks: int, seed: int, rank: int = -1, matrix: str = "", fault: str =
 
 
 def _program(rank: int, ranks: int, seed: int, is_hit: bool, matrix: str, fault: str) -> Walk:
-    """One rank's training: average, orthogonalize its own matrices, share by the early code, update."""
+    """One rank's training: average, orthogonalize its own matrices, share with the early code, update."""
     weights, record = parameters(seed), []
     for step in range(STEPS):
         own = _gradient(weights, seed=1000 * seed + ranks * step + rank)
@@ -106,7 +106,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _gradient(weights: list[nn.Parameter], seed: int) -> Tensor:
-    """The gradient on this rank's batch, flat: causal attention and an MLP per layer, mean squared error."""
+    """The flat gradient on this rank's batch. Layers have causal attention and an MLP; errors are squared."""
     generator = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(_TOKENS, _WIDTH, generator=generator) for _ in range(2))
     named: dict[str, Any] = dict(zip(SHAPES, weights, strict=True))

@@ -84,7 +84,7 @@ def _say_step(step: int) -> str:
 
 def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
-    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # denser where it swings
+    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # dense where it swings
     axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)

@@ -55,7 +55,7 @@ def mean_distance(values: Tensor, triples: Coefficients) -> float:
 
 
 def say_published() -> str:
-    """For each set of coefficients: a gradient's mean distance from 1, the largest, and where 0.001 goes."""
+    """For each set of coefficients: the mean and largest distance of values from 1, and where 0.001 goes."""
     lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
     for name, triples in PUBLISHED.items():

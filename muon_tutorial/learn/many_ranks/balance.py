@@ -53,12 +53,12 @@ def owned_models() -> tuple[OwnedModel, ...]:
 
 
 def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
-    """The first idea: most entries first, each matrix to the owner with the fewest entries so far."""
+    """The first idea: give each matrix, the largest first, to the owner with the fewest entries so far."""
     return longest_first([math.prod(shape) for shape in shapes], [0] * owners)
 
 
 def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
-    """The most work first, each matrix to the owner with the least work so far."""
+    """Give each matrix, the costliest first, to the owner with the least work so far."""
     return longest_first(list(map(newton_schulz_cost, shapes)), [0] * owners)
 
 

@@ -79,7 +79,7 @@ def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
 
 
 def say_stepped(ranks: Sequence[SteppedRank]) -> str:
-    """What each rank owned, its fair shares as predicted and by the clock, and whether the bits are right."""
+    """What each rank owned, its fair shares as predicted and as measured, and whether the bits are right."""
     work, seconds = sum(each.work for each in ranks), sum(each.seconds for each in ranks)
     return "\n".join(
         f"rank {rank} owned {list(each.owned)!s:24} fair shares: {each.work * len(ranks) / work:.2f}, "

@@ -68,7 +68,7 @@ class StepAtScale:
 
     @property
     def idle(self) -> float:
-        """The mean fraction of the busiest owner's time in which an owner is idle."""
+        """While the busiest owner works, an owner is idle for this fraction of the time, on average."""
         return 1 - self.fair / self.busiest
 
     @property

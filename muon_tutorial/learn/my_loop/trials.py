@@ -42,7 +42,7 @@ def show_plain() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlainReport:
-    """Results of the plain loop, of one with its optimizer made too early, and of clipping each shard."""
+    """Results of the plain loop, of one whose optimizer was made too early, and of clipping each shard."""
 
     losses: tuple[float, ...]
     saved_on_rank_0: float
@@ -92,7 +92,7 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
 
 
 def _moved_too_early(name: str, mesh: DeviceMesh, seed: int) -> tuple[int, str]:
-    """How many parameters are moved by an optimizer made before the model was cut, and its warning."""
+    """How many parameters an optimizer moves if it was made before the cut, and what it warns of."""
     model: Any = tiny_job.build(seed)
     alone = partial(torch.optim.AdamW, model.parameters())
     make = alone if name == "AdamW" else partial(MuonWithAdamW.from_model, model)

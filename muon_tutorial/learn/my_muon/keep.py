@@ -194,7 +194,7 @@ def lines_of(*texts: str) -> int:
 
 
 def complete(folder: Path | None = None) -> Path:
-    """Write ``my_muon_complete.py`` next to the reader's file: their blocks, completed by the reference."""
+    """Write ``my_muon_complete.py`` next to the reader's file: its blocks, completed by the reference."""
     path = (folder or Path.cwd()) / "my_muon_complete.py"
     _write(path, completed(read_mine(folder).blocks))
     return path

@@ -108,7 +108,7 @@ def check_redistribute(
 
 
 def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back if ranks own in turn, and owners send only rows that they did not hold."""
+    """Bytes on the way back if ranks own in turn, and owners send only the other ranks' rows."""
     sides = enumerate(shapes_of(dp))
     return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
 
@@ -136,7 +136,7 @@ def _judge_run(
 
 
 def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
-    """What is wrong with a run of the three functions, by the first wrong call."""
+    """What is wrong with a run of the three functions, from its first wrong call."""
     off = ((rank, trial.differs) for rank, trial in enumerate(run.trials) if trial.differs is not None)
     right = "Each call was right, and after some steps"
     steps = (f"{right} matrix {index} differs on rank {rank}." for rank, index in off)

@@ -88,12 +88,12 @@ class FunctionsRun:
     trials: tuple[RankTrial, ...]
 
     def given(self, what: Literal["momentum", "update"], rank: int, index: int) -> Tensor:
-        """The whole matrix that a rank's group gathers, or its owner's update, in the trial calls."""
+        """The whole tensor of a trial call on a rank: a momentum to gather, or an update to redistribute."""
         return given_to(what, shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
 
 
 def given_to(what: str, shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """The "momentum" gathered, or the "update" redistributed, in the trial calls: bfloat16, as in a step."""
+    """The whole tensor of a trial call in bfloat16: "momentum" is gathered, "update" is redistributed."""
     return whole_matrix(shape, index, place, seed, {"momentum": 7, "update": 8}[what]).bfloat16()
 
 
@@ -331,7 +331,7 @@ def _said_of(act: Callable[[], object]) -> str:
 
 
 def in_words(error: str) -> str:
-    """An error's text, and what it means if Gloo says so in its own terms.
+    """An error's text, and its meaning in words if the text is Gloo's for uneven pieces.
 
     >>> in_words("RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3")
     'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'

@@ -83,7 +83,7 @@ def mixed_model(dp: int, tp: int) -> MixedModel:
 
 
 def as_the_package(model: MixedModel) -> dict[int, int]:
-    """The owners that the package's helpers choose: costliest first, for one set of holders after another."""
+    """The owners that the package's helpers choose: for each set of holders in turn, costliest first."""
     owners: dict[int, int] = {}
     loads = dict.fromkeys(model.ranks, 0)
     for holders in dict.fromkeys(matrix.holders for matrix in model.matrices):
@@ -111,7 +111,7 @@ def say_model(model: MixedModel) -> str:
 
 
 def longest_first_joint(params: Sequence[Tensor], state: dict[str, list]) -> dict[int, int]:
-    """The exercise's reference: the costliest first, each to the least busy rank that holds it."""
+    """The exercise's reference: each matrix, the costliest first, goes to its least busy holder."""
     busy: dict[int, float] = {}
     owners: dict[int, int] = {}
     for index in sorted(range(len(params)), key=lambda i: -cost_of(state["shapes"][i])):

@@ -29,7 +29,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class TransferNotes(TorchDispatchMode):
-    """While entered, records what this rank sends, and counts its calls, also those that only receive."""
+    """In its block, records what this rank sends, and counts all calls, even if they only receive."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
@@ -92,5 +92,5 @@ _SIZES: dict[str, _Sizes] = {
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """The bytes of the tensor that goes to every rank: the second argument if it holds any, or the first."""
+    """The bytes that go to every rank: the second argument's, or the first's if the second is no tensor."""
     return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

@@ -184,7 +184,7 @@ def write_shares() -> Exercise:
     """The exercise: where an update's energy is, in the gradient's own directions."""
 
     def parts(turned: Tensor, power: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The energy on the diagonal, inside the square, and of the whole."""
+        """The energy on the diagonal, in the square, and in the whole matrix."""
         sizes = turned.abs() ** power
         return sizes.diagonal().sum(), sizes[:, : len(turned)].sum(), sizes.sum()
 

@@ -110,7 +110,7 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
 
 
 def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: make all groups in a list on real ranks, and gather the ranks in one's own groups."""
+    """The exercise: real ranks make all groups of a list, and gather ranks in their own groups."""
     play = partial(play_answers, dp=dp, tp=tp, backend=backend, timeout=timeout)
     hints = (
         "dist.new_group(ranks) makes the group. Who has to call it?",

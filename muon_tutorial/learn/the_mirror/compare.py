@@ -24,7 +24,7 @@ _QUIET = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One result: ``how`` is "same", "wrong" or "missing"; ``held`` means contents, not a message."""
+    """One result: ``how`` is "same", "wrong" or "missing"; ``held``: it is about what a rank holds."""
 
     rank: int
     phase: int
@@ -49,10 +49,10 @@ class StepDifference:
         came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
-        # an error in a rank's own code ended the run, rather than requests that do not match
+        # the run ended by an error in a rank's own code, not by requests that do not match
         raised = bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
         if raised and all(mark.how == "missing" for mark in others):
-            # a request of phases 1 and 2 comes before all that a rank could hold
+            # requests of phases 1 and 2 come first: ranks make them before they hold anything
             others.sort(key=lambda mark: mark.held or mark.phase > 2)
             ends = [next(mark for mark in others if mark.rank == rank) for rank in {m.rank for m in others}]
             return max(ends, key=lambda mark: (mark.phase, -mark.rank), default=None)

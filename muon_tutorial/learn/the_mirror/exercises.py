@@ -162,7 +162,7 @@ def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
 
 
 def unpack_exercise() -> Exercise:
-    """The exercise: a matrix from its flat range in the bucket."""
+    """The exercise: unpack a matrix from its flat range in the bucket."""
 
     def judge(unpack: Unpack) -> str | None:
         _refuse_blanks(unpack)

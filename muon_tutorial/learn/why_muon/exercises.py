@@ -219,7 +219,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 
 
 def _slipped(**slips: Any) -> WholeStep:
-    """Muon's whole update with mistakes: a keyword names a line, and its value names the mistake in it."""
+    """Muon's whole update with mistakes: a keyword names a line, and the value names the mistake there."""
 
     def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
         G = G + DECAY * W if slips.get("decay") == "in the gradient" else G

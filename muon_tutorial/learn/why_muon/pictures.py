@@ -70,7 +70,7 @@ def _rotation(angle: float) -> Tensor:
 
 
 def picture_of_gradient(G: Tensor) -> Picture:
-    """The spectrum of one gradient, with the directions that carry half of its energy shaded."""
+    """The spectrum of one gradient, with the directions that carry half of the energy shaded."""
     curve = Curve.relative("the gradient", torch.linalg.svdvals(G), SGD)
     half = loudest(torch.linalg.svdvals(G.double()), 0.5)
     figure = card(640, 340)

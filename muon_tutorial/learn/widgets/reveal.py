@@ -51,7 +51,7 @@ class ComparedPrediction:
 
 
 def is_same(mine: Any, found: Any) -> bool:
-    """Whether a prediction is right; case, list or tuple, and an error of 1% in a float do not matter."""
+    """Whether a prediction is right; case, tuples for lists, and a float's error of 1% do not matter."""
     if isinstance(mine, str) and isinstance(found, str):
         return mine.strip().casefold() == found.casefold()
     if isinstance(mine, list | tuple) and isinstance(found, list | tuple):

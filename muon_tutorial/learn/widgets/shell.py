@@ -97,7 +97,7 @@ def slider_look() -> dict[str, Any]:
 
 
 def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:
-    """One button per option, ``width`` pixels wide; options that are no mapping are their own labels."""
+    """One button per option, ``width`` pixels wide; if ``options`` is no mapping, they are the labels."""
     named = options if isinstance(options, Mapping) else {str(option): option for option in options}
     return ipywidgets.ToggleButtons(
         options=list(named.items()),

@@ -81,7 +81,7 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """Bytes on an interface: predicted for one rank or all ranks (``wire``), ``counted`` for all ranks."""
+    """Bytes on an interface. ``wire`` is predicted, for one rank or for all; ``counted`` is for all ranks."""
 
     name: str
     wire: GlooTraffic

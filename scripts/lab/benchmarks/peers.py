@@ -35,7 +35,7 @@ Params = list[torch.nn.Parameter]
 class StepContender:
     """A Muon, how it is made, and a description of its work.
 
-    ``source`` is the package and its version. ``coefficients`` and ``steps`` are its Newton–Schulz's.
+    ``source`` is the package and its version. ``coefficients`` and ``steps`` describe its Newton–Schulz.
     ``batching`` says how it treats equal shapes, ``remark`` what else differs. ``compiles``: its first steps
     compile, so they run before anything is counted.
     """

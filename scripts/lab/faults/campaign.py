@@ -41,7 +41,7 @@ class Campaign:
         self.mark = f"campaign-{os.getpid()}"
         os.environ[MARK] = self.mark
         if server() is not None:
-            warm_server().close()  # it was started without the mark; the next launch starts another
+            warm_server().close()  # the server was started without the mark; the next launch starts another
         self._saves: Path | None = None
         self._usual: list[broken_saves.Undisturbed] = []
 
@@ -141,7 +141,7 @@ def _of_error(case: Case, error: Exception) -> Seen:
         said = next((each for each in texts if blame(each, case.rank) == "named"), texts[0])
         alike = any(each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:])
         if alike or blame(said, case.rank) != "unnamed":
-            blamed = None  # judge the text instead, because any rank may be the first to report it
+            blamed = None  # judge the text instead, because any rank may report the error first
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
     if first.startswith("no rank failed by itself"):

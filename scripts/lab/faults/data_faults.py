@@ -189,7 +189,7 @@ def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1 one rank steps an element, and sends its error to all of dp."""
+    """Whether copies can differ. Under zero1, one rank steps an element, and all of dp copies the result."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 

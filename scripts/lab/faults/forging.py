@@ -72,7 +72,7 @@ def pickle_in_a_tensor(folder: Path, other: Path, dice: Random) -> None:
 
 
 def climb_out(folder: Path, other: Path, dice: Random) -> None:
-    """Make the metadata name existing files outside the folder."""
+    """Change the metadata to point to existing files outside the folder."""
     away = folder.parent / "elsewhere"
     shutil.copytree(other, away)
     path = folder / ".metadata"

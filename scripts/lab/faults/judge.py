@@ -78,7 +78,7 @@ def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> 
     """Whether a message names the guilty rank; ``blamed`` is the rank that a launch's error carries.
 
     A message names a rank if it lists the rank alone, such as 2 in "rank 2: …, ranks 0, 1, 3: …". If it lists
-    every rank alone, it names the first. A message that two ranks differ names both.
+    every rank alone, it names the first. A message about two ranks that differ names both.
     """
     if blamed is not None:
         return "named" if blamed == guilty else "wrong rank"

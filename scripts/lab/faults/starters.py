@@ -26,7 +26,7 @@ STARTING, LATE = 90.0, 4.0
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
 _NAMED_BY_A_RANK = re.compile(r"got no answer from rank (\d+)")
-"""A rank's own message. torchrun's blames the rank that ended first, never a stopped rank."""
+"""A rank's own message. torchrun's message blames the rank that ended first, never a stopped one."""
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
 TRAIN = (

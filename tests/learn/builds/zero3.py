@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Fetch(torch.autograd.Function):
-    """From a rank's part of a weight to the whole; back, from its gradient to the part of all ranks' mean."""
+    """Forward gathers a weight from all ranks; backward gives each rank its part of the mean gradient."""
 
     @staticmethod
     def forward(ctx, part, shape):

@@ -29,7 +29,7 @@ class Claim:
     and ``said`` holds the words. ``given`` says whether ``all`` that decides the figure was published
     (shapes; for seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in.
     ``ours`` computes our figure. ``why`` explains a difference; it is a function if the explanation contains
-    figures. If the figure also states a direction, it lies ``above`` or ``below`` that number.
+    figures. If a direction was claimed, figures must lie ``above`` or ``below`` that number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.

@@ -46,7 +46,7 @@ def _sent(plan: Plan, rank: int) -> Counter[str]:
 
 
 def upper_bound() -> float:
-    """Bytes of Distributed Muon that gathers whole buckets, over bytes of ZeRO-1 AdamW."""
+    """Bytes of Distributed Muon that gathers whole buckets, divided by those of ZeRO-1 AdamW."""
     dense = [matrix for matrix in moonlight() if "experts" not in matrix.name]
     sent = _sent(in_one(zero1, dense, Grid.of(dp=DP)), 0)
     return sum(sent.values()) / (sent["gradient reduce_scatter"] + sent["parameter all_gather"])
@@ -94,7 +94,7 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """Collectives if every rank gathers every matrix, over collectives with owners; of both domains."""
+    """In both domains: collectives if every rank gathers every matrix, divided by those with owners."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
@@ -102,7 +102,7 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` sends besides gradients and parameters, over the bytes of gathering every
+    """Bytes that ``layerwise`` sends besides gradients and parameters, divided by those of gathering every
     matrix."""
     own = [Matrix(i, f"layer {i}", (256, 256)) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]

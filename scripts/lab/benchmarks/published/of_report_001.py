@@ -30,7 +30,7 @@ def traced() -> dict[str, TraceSummary]:
 
 
 def like_for_like() -> float:
-    """Bytes of ZeRO-1 Muon over bytes of ZeRO-1 AdamW on the report's grid, including the gather over tp."""
+    """On the report's grid: bytes of ZeRO-1 Muon, with its tp gather, divided by those of ZeRO-1 AdamW."""
     sizes = step_sizes(traced()["adamw"], traced()["muon"])
     return float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw())
 
@@ -41,7 +41,7 @@ def kernels(name: str) -> float:
 
 
 def kernels_over_adamw() -> float:
-    """Muon's ``kernels`` over AdamW's."""
+    """Muon's ``kernels`` divided by AdamW's."""
     return kernels("muon") / kernels("adamw")
 
 
@@ -54,12 +54,12 @@ def communicating(name: str) -> float:
 
 
 def communicating_over_adamw() -> float:
-    """Muon's ``communicating`` over AdamW's."""
+    """Muon's ``communicating`` divided by AdamW's."""
     return communicating("muon") / communicating("adamw")
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step: over all ranks, or the first over dp and the second over tp."""
+    """The collectives of one step. If a group is not the world, the first is over dp, the second over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
@@ -68,7 +68,7 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 
 
 def overlapped() -> float:
-    """Seconds of a step with a window of three over seconds with a window of one, for the largest matrix.
+    """For the largest matrix: seconds of a step with window 3, divided by those with window 1.
 
     This matrix is 92 % of the model, so one bucket with it alone is planned.
     """

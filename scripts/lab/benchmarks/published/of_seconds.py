@@ -28,7 +28,7 @@ from .of_work import operations
 
 @cache
 def once_against_repeated() -> float:
-    """Seconds if every rank gathers and repeats every matrix, over seconds with one owner per matrix."""
+    """Seconds if every rank repeats every matrix, divided by the seconds with one owner per matrix."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
     layers = len(experts) // 48  # equal layers, so one is walked for all
@@ -42,7 +42,7 @@ def once_against_repeated() -> float:
 
 
 def two_dies() -> float:
-    """Throughput of two devices over throughput of one, with the same tokens per device.
+    """Throughput of two devices divided by that of one, with the same tokens per device.
 
     Both devices gather and orthogonalize every matrix. The published share of Newton–Schulz in one device's
     step gives the seconds of forward and backward.
@@ -131,7 +131,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 
 
 def awaited_at_the_end() -> float:
-    """Seconds of a step that waits for each all_gather, over seconds of a step that waits only at the end.
+    """Seconds of a step that waits for each all_gather, divided by those of one that waits at the end.
 
     Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of eight parameters,
     each rank steps one, and an all_gather sends the eight results to all ranks.

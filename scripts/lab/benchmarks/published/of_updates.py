@@ -1,4 +1,4 @@
-"""Published figures of the update: its error if shards, or fused matrices, are orthogonalized instead.
+"""Published figures of the error of an update if shards, or fused matrices, are orthogonalized.
 
 Our figures are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
@@ -50,17 +50,17 @@ def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
 
 
 def fused_off() -> float:
-    """The distance between the fused update and the separate updates, over the fused update's norm."""
+    """The distance between the fused update and the separate updates, divided by the fused update's norm."""
     fused, apart = gate_and_up()
     return float((fused - apart).norm() / fused.norm())
 
 
 def part_of_norm(scale: float, first: int) -> float:
-    """The norm of the fused update's rows from ``first`` on, over their norm if they are updated alone."""
+    """The norm of the fused update's rows from ``first`` on, divided by their norm if updated alone."""
     fused, apart = gate_and_up(scale)
     return float(fused[first:].norm() / apart[first:].norm())
 
 
 def norm_apart() -> float:
-    """The norm of the two separate updates together, over the norm of the fused update."""
+    """The norm of the two separate updates together, divided by the norm of the fused update."""
     return 1 / part_of_norm(1.0, 0)

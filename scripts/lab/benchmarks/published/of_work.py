@@ -28,7 +28,7 @@ def operations(shape: ModelShape) -> int:
 
 
 def overhead(model: str, tokens: int) -> float:
-    """Newton–Schulz's operations over the operations of forward and backward (6 per token and element)."""
+    """Newton–Schulz's operations divided by those of forward and backward (6 per token and element)."""
     shape = find_model(model)
     return operations(shape) / (6 * shape.hidden * tokens)
 
@@ -60,13 +60,13 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of an iteration, over its operations if only half of both symmetric products is computed."""
+    """Operations of an iteration, divided by those with only half of each symmetric product computed."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """Square products on a rank if ranks share none of them, over its products if ranks share all but A²."""
+    """A rank's square products if ranks share none of them, divided by those if ranks share all but A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
@@ -87,7 +87,7 @@ def step_on_h100s() -> float:
 
 
 def batched() -> float:
-    """Seconds for 74 matrices of 24 × 10240 one by one, over the seconds for one batch of them."""
+    """Seconds for 74 matrices of 24 × 10240 one by one, divided by the seconds for one batch of them."""
     with torch.device("meta"):
         one, batch = torch.empty(24, 10240), torch.empty(74, 24, 10240)
     return len(batch) * _seconds(one) / _seconds(batch)
