@@ -29,7 +29,7 @@ def wait_while_another_compiles() -> IO[str] | None:
 
 
 _COMPILING = wait_while_another_compiles() if "PYTEST_XDIST_WORKER" in os.environ else None
-# jsonschema imports this checker of addresses, which nothing uses here, and it parses grammars for a second.
+# jsonschema imports this checker of addresses. Nothing here uses it, and its import takes a second.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 from muon_tutorial.launching import fork_server  # noqa: E402

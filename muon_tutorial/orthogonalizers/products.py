@@ -25,8 +25,8 @@ def onednn_is_faster() -> bool:
     """Whether fp32 products should go to oneDNN: on AMD CPUs, on which MKL does not use AVX-512.
 
     Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch hands an fp32 product to
-    oneDNN only if its settings allow bf16 inside the product. On these CPUs, which lack AMX, oneDNN computes
-    in fp32 all the same; to be sure, a product is compared with float64.
+    oneDNN only if its settings allow bf16 inside the product. On CPUs without AMX, oneDNN computes in fp32
+    anyway. To make certain, one product is compared with the same product in float64.
     """
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return "AMD" in str(known.get("cpu_name")) and not known.get("amx_tile") and _onednn_keeps_float32()

@@ -68,7 +68,7 @@ Index = tuple[slice | Tensor, ...]
 class Part:
     """Where a matrix lies in the parameter ``param``, which has this ``shape``; it begins at ``offset``.
 
-    ``single`` is whether the parameter's leading dimensions only count matrices. Without ``runs``, the matrix
+    ``single``: the parameter's leading dimensions are an index of matrices. Without ``runs``, the matrix
     is a box of the parameter.
     """
 

@@ -63,8 +63,8 @@ class Fingerprint:
 class OwnGradients:
     """One rank's gradients, for ranks to compare before a step.
 
-    ``remedy`` ends the error message about a gradient that only some ranks have. It is None if that is
-    allowed, because the step averages gradients and counts a missing one as zero.
+    ``remedy`` ends the error message about a gradient that only some ranks have. It is None if the
+    step averages gradients and counts a missing one as zero.
 
     ``together`` returns the groups of ranks over which nothing is averaged. In such a group, all ranks or
     none must have a gradient; ranks whose piece is ``empty`` do not count. Each rank has a number ``torn``.

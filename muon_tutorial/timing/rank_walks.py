@@ -112,10 +112,10 @@ Round: TypeAlias = Sequence[WalkedBucket]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedPlan:
-    """All rounds of a plan, on the positions of its group whose work differs in at least one round.
+    """All rounds of a plan, walked on one position of each kind.
 
-    Along each of the ``axes``, positions with the same work in all rounds are folded into one. ``folded``:
-    for each position along an axis, the number of the kept position that it is folded into.
+    Along each of the ``axes``, positions with the same work in all rounds are of one kind. ``folded``: for
+    each position along an axis, the number of the walked position that stands for it.
     """
 
     rounds: Sequence[Round]

@@ -534,7 +534,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """The key of what bytes occupy on a rank's link: one of its directions, or both."""
+    """The key of a rank's link that a transfer occupies, in one of the link's directions or in both."""
     return way if link.duplex else "both", rank, link
 
 

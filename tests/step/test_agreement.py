@@ -58,7 +58,7 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
     phases: set[str] = set()
     ranks.world.observers.append(lambda request, at: phases.add(request.label.phase))
     ranks.step()
-    assert "which rank" not in phases  # nothing is gathered that grows with the ranks
+    assert "which rank" not in phases  # no gathered tensor grows with the number of ranks
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])

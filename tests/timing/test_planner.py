@@ -203,7 +203,7 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
 
 
 def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
-    """With two parts of a model, an owner of two matrices has twice the possible minimum."""
+    """Where a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
     few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
     assert any("the least possible" in line for line in say(few))
     whole = next(one for one in few.estimates if one.strategy == "layerwise")
