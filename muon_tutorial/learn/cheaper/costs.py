@@ -268,7 +268,7 @@ def say_strategies(dp: int, tp: int) -> str:
 
 
 def _facts_of(plan: Plan, all_matrices: Sequence[Matrix]) -> str:
-    """Columns for one strategy: copies of a momentum entry, ranks at work on a matrix, MB sent of each kind."""
+    """Copies of a momentum entry, ranks at work on a matrix, MB sent of each kind."""
     bills = [bill_of("", plan, rank) for rank in plan.grid.ranks]
     kept = sum(matrix.numel * matrix.dtype.itemsize for matrix in all_matrices)
     work = sum(len(plan.workers(matrix.index)) for matrix in all_matrices) / len(all_matrices)
