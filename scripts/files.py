@@ -48,7 +48,7 @@ def write_all(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def write_changed(texts: Mapping[Path, str]) -> None:
-    """Write the texts that differ from their files, each whole, and print the files' names."""
+    """Write each text that differs from its file, whole or not at all, and print the names of these files."""
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)

@@ -24,7 +24,7 @@ COPIES = "notebooks"
 
 
 def write(target: Path, still: bool = False) -> None:
-    """Write the site. Copies come first, because an edited copy makes this fail before it writes anything."""
+    """Write the site. Copies come first: if a copy was edited, this fails before anything is written."""
     pack.write(target / COPIES)
     with pages.beside(1) as pool:
         recorded = pool.submit(essay.write, target)

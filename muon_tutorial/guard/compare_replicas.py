@@ -46,8 +46,8 @@ class Replica:
 
     ``named`` is whether the name comes from the user. Otherwise the name is a position in a list, whose order
     may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each
-    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is
-    whether a difference causes a warning instead of an error, because Muon does not step the parameter.
+    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns``:
+    a difference causes a warning and not an error. It is true of parameters that Muon does not step.
     """
 
     name: str

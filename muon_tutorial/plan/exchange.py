@@ -341,7 +341,7 @@ def _packed_once(
 ) -> tuple[tuple[SharedPart, ...], dict[int, int], dict[tuple[int, Box], int]]:
     """Return the parts to pack, where each position's parts begin, and where each part begins.
 
-    Positions that get the same parts share them.
+    Positions that get the same parts get the same tuple of them.
     """
     leaving: list[SharedPart] = []
     starts: dict[int, int] = {}

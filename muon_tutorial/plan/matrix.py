@@ -66,7 +66,7 @@ Index = tuple[slice | Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a matrix lies in the parameter ``param``, which has this ``shape``; it begins at ``offset``.
+    """Where a matrix lies in the parameter ``param``: at ``offset``. ``shape`` is the parameter's shape.
 
     ``single``: the parameter's leading dimensions are an index of matrices. Without ``runs``, the matrix
     is a box of the parameter.

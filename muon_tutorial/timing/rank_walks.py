@@ -428,11 +428,11 @@ class RankWalks:
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
     ) -> np.ndarray:
-        """A number (a sign) for each position of a bucket's group. Equal work gives equal signs.
+        """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        The signs are sums of random numbers. For each matrix, a position gets up to three: one if it works on
+        The labels are sums of random numbers. For each matrix, a position gets up to three: one if it works on
         the matrix, one if it shares a group along the matrix's cuts with the matrix's first worker, and one
-        for the shape of its part. So equal signs mean equal work.
+        for the shape of its part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)

@@ -128,7 +128,7 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Moving:
-    """A flight, or a part of it on some ``ranks``. Its ``jobs``, which are not done yet, start at ``after``.
+    """A flight, or a part of it on some ``ranks``. Its unfinished ``jobs`` begin at the time ``after``.
 
     Flights with the same ``line`` run one after the other.
     """

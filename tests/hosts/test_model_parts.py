@@ -201,7 +201,7 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """For each weight, by name: its parts and the parts that the model uses, if these differ."""
+    """The weights, by name, whose parts differ from those that the model uses, with both."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():

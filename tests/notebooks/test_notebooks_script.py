@@ -300,7 +300,7 @@ CAUGHT = {
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    """The guards' problems for a notebook with every fault, which papermill runs without an error."""
+    """What the guards find in a notebook with every fault. Papermill runs it without an error."""
     return find_problems(execute(read_text(FAULTY)))
 
 

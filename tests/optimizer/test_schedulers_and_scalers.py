@@ -244,7 +244,7 @@ def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -
 
 @pytest.mark.parametrize("layout", SKIPS_ITSELF)
 def test_only_plain_gradients_leave_skipping_to_the_step(results: Results, layout: str) -> None:
-    """For DTensors the scaler asks all ranks itself; Lightning refuses to clip if an optimizer may skip."""
+    """For DTensors the scaler asks all ranks. Lightning refuses to clip if the optimizer skips steps."""
     assert [of_rank[layout] for of_rank in results] == [SKIPS_ITSELF[layout]] * 2
 
 
@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """It is refused for models that were frozen for a while, too. Without the optimizer, torch may clip."""
+    """It is refused for models that were frozen for a while, too. Once the optimizer is gone, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])

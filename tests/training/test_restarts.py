@@ -65,7 +65,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_a_rank(folder: Path, process: subprocess.Popen, at: int, rank: int) -> float:
-    """Kill a rank once ``at`` steps are recorded; returns the seconds until a later step is."""
+    """Kill a rank once ``at`` steps are recorded; returns the seconds until a later step is recorded."""
     deadline = time.monotonic() + PATIENCE
     while len(losses(folder)) < at:
         assert process.poll() is None, process.communicate()[0]

@@ -85,8 +85,9 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 class StepSizes:
     """How many elements one rank moves in a step, by the sizes in the traces.
 
-    ``world`` ranks train the ``whole`` model. With tp, each rank holds a ``shard``, which ``ranks`` ranks (2
-    of 4) divide over dp. To complete a matrix on a boundary between slices, a rank receives ``straddling``.
+    ``world`` ranks train the ``whole`` model. tp cuts it into pieces of the size ``shard``, and dp divides
+    each piece among ``ranks`` ranks (2 of 4). To complete a matrix on a boundary between slices, a rank
+    receives ``straddling``.
     """
 
     world: int

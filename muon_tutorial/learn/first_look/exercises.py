@@ -36,7 +36,7 @@ def check_columns(dp: int, tp: int) -> Exercise:
 
 
 def check_momentum(dp: int, tp: int) -> Exercise:
-    """The exercise: which part of the momentum of its columns a rank keeps."""
+    """The exercise: a rank has some columns; which part of their momentum does it keep?"""
     whole, pieces = weight(0), [my_columns(weight(0), rank, tp) for rank in range(dp * tp)]
     parts = [piece.flatten().chunk(dp) for piece in pieces]
     kept = [parts[rank][rank // tp] for rank in range(dp * tp)]

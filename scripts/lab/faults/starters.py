@@ -202,7 +202,7 @@ def by_command_line(case: Case, folder: Path) -> Seen:
     started = start(case.number, folder, shell.words)
 
     def has_begun() -> bool:
-        """Whether Python has begun to import the package, which cannot handle a signal before."""
+        """Whether Python has begun to import the package. Before that, no signal can be handled."""
         with contextlib.suppress(OSError):
             return "/torch/" in Path(f"/proc/{started.process.pid}/maps").read_text()
         return True  # the process has already ended

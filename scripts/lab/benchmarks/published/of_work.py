@@ -60,7 +60,7 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of an iteration, divided by those with only half of each symmetric product computed."""
+    """Operations of an iteration, divided by the operations if symmetric products are computed by half."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
