@@ -430,7 +430,7 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        The labels are sums of random numbers. For each matrix, a position gets up to three: one if it works on
+        A label is a sum of random numbers. For each matrix, a position gets up to three: one if it works on
         the matrix, one if it shares a group along the matrix's cuts with the matrix's first worker, and one
         for the shape of its part. So equal labels mean equal work.
         """

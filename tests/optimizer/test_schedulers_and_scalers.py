@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """It is refused for models that were frozen for a while, too. Once the optimizer is gone, torch may clip."""
+    """Also for models that were frozen for a while. Once the optimizer is gone, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])
