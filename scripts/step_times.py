@@ -367,7 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
         results.say(f"{link}: measuring")
         if mbit is None:
             found = measure(mbit, asked.orthogonalize)
-        elif text := run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit), *recipe]):
+        elif text := run_shaped(f"{mbit}mbit", __file__, [*recipe, "--measure", str(mbit)]):
             found = json.loads(text)
         else:  # this machine cannot limit its loopback
             continue
