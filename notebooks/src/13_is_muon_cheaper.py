@@ -503,8 +503,8 @@ quiz.check(answers)
 lesson.explore_costs(live=widgets)
 
 # %% [markdown]
-# *AdamW's steps*: if it takes as many as Muon, it stays ahead. So Muon is cheaper if the steps that it saves take
-# longer than what it adds to the rest, as at large batches.
+# *AdamW's steps*: if it takes as many as Muon, it stays ahead. So in time Muon is cheaper if the steps that it saves
+# outweigh what it adds to the rest, as at large batches.
 
 # %% [markdown]
 # So far ranks were few, and the next lesson asks what changes with thousands.
