@@ -222,9 +222,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with `gather="boundary"` and large buckets, Muon sends no more bytes than AdamW. In this model the
-# slices happen to end where matrices end, so no matrix straddles. With small buckets and many ranks, each matrix has
-# parts on many ranks, and up to a dozen ranks orthogonalize it.
+# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. A
+# matrix has parts at one place along dp, or at two, and all tp ranks of a place repeat its Newton–Schulz. So tp ranks
+# repeat it, or twice as many. The size of a bucket hardly matters, because dp cuts one list of all matrices (lesson 05).
 #
 # </details>
 
