@@ -67,8 +67,7 @@ _ = my_muon.so_far("09")
 # ## Predict
 #
 # Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. Each restores the layout that its
-# partner changed, but in one pair something is lost for good. Which of phases 1 to 3 cannot be undone? And which of
-# all seven send nothing?
+# partner changed. But which of phases 1 to 3 cannot be undone? And which of all seven send nothing?
 #
 # *Easy · 3 minutes · required*
 
@@ -111,7 +110,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # 7 all_gather        w[B_dp]    → w[B]
 # ```
 #
-# Phase 7 restores only the layout: ranks now hold weights.
+# Phase 7 undoes phase 1 in its layout only: it makes weights whole, not gradients.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
@@ -122,7 +121,7 @@ replay.explore(here, live=widgets, moment=4)
 #
 # ## Meet the objects
 #
-# Your step will work on one bucket. Here are its matrices, each with the offset and size of its tp piece:
+# Your step will work on one bucket with these matrices, each with the offset and size of its tp piece:
 
 # %%
 bucket = plan.buckets[0]
@@ -137,9 +136,16 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
-# (`Replicate()`), whole at place 0 alone (`Owned(0)`, printed as `@tp=0`), or as summands (`Partial()`). Each hop
-# knows its inverse:
+# **Hops** change how *one* axis holds a tensor:
+#
+# ```text
+# Shard(1)      cut along dimension 1    W[I, J_tp]
+# Replicate()   whole on every rank      W[I, J]
+# Owned(0)      whole at place 0 alone   W[I, J]@tp=0
+# Partial()     a summand on each rank   W[I, J]{U_tp}
+# ```
+#
+# Each hop knows its inverse:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -194,9 +200,9 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# In `travel`, `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place, and `label`
-# names the request. Such a function is a **generator**: at `yield from` it asks, and stands still until the answer
-# comes.
+# In `travel`, `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place. Such a
+# function is a **generator**: at `yield from` it hands out a *request*, named by `label`, and stands still until it
+# gets the answer: from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))
@@ -261,8 +267,8 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# Here a group is a parameter group of the optimizer: the first has up and o, the second has down. How often does the
-# second loop update each matrix?
+# The optimizer's first parameter group has up and o, the second has down. How often does the second loop update each
+# matrix?
 #
 # *Easy · 2 minutes · required*
 
@@ -307,8 +313,8 @@ def my_step(job, bucket, at):
     # routes: bucket.gradient in phase 1, bucket.compute in 2 and 6, entry.route in 3 and 5, bucket.parameter in 7
     # job.gradients(bucket)            this rank's own gradients, flat
     # job.momentum(bucket, summed)     averages what phase 1 left, and returns what phase 2 sends
-    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on; in the flat buffer,
-    #                                  unpack(flat, meta) is this rank's piece, and meta.global_range its place
+    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
+    # unpack(flat, meta)               this rank's piece of such a matrix; meta.global_range is its place in flat
     # job.newton_schulz(entry, whole)  phase 4
     # torch.zeros_like(flat)           a flat buffer, to collect the pieces between phases 5 and 6
     # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
@@ -401,8 +407,8 @@ alone = lesson.step_alone(gradients, seed)
 print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% [markdown]
-# The bits agree because every matrix was whole when Newton–Schulz met it. Now `my_muon.py` takes two steps on real
-# processes, on each of three grids:
+# The bits agree because every matrix was whole when Newton–Schulz met it. Now `my_muon.py` takes two steps on each of
+# three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())

@@ -56,7 +56,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Lesson 09's matrices, in a bucket on your grid:
+# Lesson 09's matrices, all in one bucket, so that both cuts of lesson 05 agree:
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -112,7 +112,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 
 # %% tags=["stub"]
 def bill(total, touched, dp, tp):
-    # total: entries of the whole bucket, as one tp place has it; touched: those of the tp pieces a rank works on
+    # total: entries of a rank's whole bucket, before dp cuts it
+    # touched: entries of the rank's pieces of the matrices that it works on
     # gradients and weights are fp32, 4 bytes an entry; what goes to Newton–Schulz is bfloat16, 2 bytes
     return {
         "gradient reduce_scatter": ...,  # g[B]{U_dp} → g[B_dp]
@@ -159,8 +160,8 @@ by_hand.check(bill)
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` adds only the dp gather to AdamW's bill, so it sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much
-# (Liu et al., 2025). As state, the optimizer's memory, AdamW keeps two moments for each entry, Muon keeps one, and
+# Without tp, `zero1` adds only the dp gather to the bill of AdamW with ZeRO-1, so it sends (4 + 2 + 4) / (4 + 4) = 1.25
+# times as much (Liu et al., 2025). As state, the optimizer's memory, AdamW keeps two moments an entry and Muon one, and
 # ZeRO-1 divides either by dp.
 #
 # ## Fetch only what straddles
@@ -221,9 +222,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with `gather="boundary"` and large buckets, Muon sends no more bytes than AdamW. In this model the
-# slices happen to end where matrices end, so no matrix straddles. With small buckets and many ranks, each matrix has
-# parts on many ranks, and up to a dozen ranks orthogonalize it.
+# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. A
+# matrix has parts at one place along dp, or at two, and all tp ranks of a place repeat its Newton–Schulz. So tp ranks
+# repeat it, or twice as many. The size of a bucket hardly matters, because dp cuts one list of all matrices (lesson 05).
 #
 # </details>
 
@@ -256,13 +257,13 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most fp32 sums in another order come out the same in bfloat16, which keeps only 8 significant bits of a number:
+# Most fp32 sums in another order come out the same in bfloat16, which keeps only 8 significant bits:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for a while and then differ, and that is no bug.
+# So two grids may agree for a while and then differ without a bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
@@ -274,6 +275,8 @@ print(lesson.say_orders(seed, texts=8))
 # The next cell measures the error against the exact mean in float64. Divided by its bound, it cannot exceed 1.
 #
 # </details>
+#
+# Against the exact mean:
 
 # %% tags=["volatile"]
 print(lesson.say_sum(seed, texts=8))
@@ -325,7 +328,8 @@ quiz.check(answers)
 # %%
 bill = by_hand.accepted_or(lesson.bill)
 at = plans["zero1"].grid.at(0)
-print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
+yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp)
+print(yours)
 
 # %% [markdown]
 # Now real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent:
@@ -333,6 +337,7 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
 print(lesson.say_counted(counted))
+print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent for phase, sent in yours.items()})
 
 # %% [markdown]
 # And what it keeps:

@@ -77,7 +77,8 @@ def muon_step(params, momenta, owners, config, lr):
 # J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
 # must call both.
 #
-# **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
+# Along dp, ZeRO-1 keeps weights whole; ZeRO-3 cuts them: **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk`
+# does. Let the *last* rank own this matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -111,21 +112,21 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # %% [markdown]
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
-# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Under **expert
-# parallel** (EP), each rank has its own *experts*, small MLPs that each get some of the tokens. All other matrices
-# are *dense*. Which arrows lead to another replica?
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Which arrows lead to
+# another replica? (Under **expert parallel**, EP, each rank has its own *experts*, small MLPs that each get some of the
+# tokens. All other matrices are *dense*.)
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Only HSDP's, on the way back: the matrix is gathered in one replica, and its owner there sends the update to the
+# Only HSDP's, on the way back: the matrix is gathered in one replica, and its owner sends the update to the
 # ranks of all replicas.
 #
 # ## Yours, on real ranks
 #
-# Each dp group now has its own matrices, cut by rows. For each matrix, name the owner by its global rank, not by its
-# place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# Forget tp: each dp group has its own matrices, cut by rows. For each matrix, name the owner by its global rank,
+# not by its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -166,8 +167,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Your function of lesson 07 tells `gather` the other ranks' shapes, because rows are cut as in a column parallel
-# matrix: `local_shape(shape, "column", place, ranks)`.
+# Your function of lesson 07 tells the other ranks' shapes, as in a column parallel matrix:
+# `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -215,7 +216,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# Write the way back. An update is bfloat16. The check hands your three functions to `Muon`.
+# Write the way back. An update is bfloat16.
 #
 # <details><summary>Hint</summary>
 #
@@ -224,7 +225,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 224 bytes of all ranks on the way back*
+# *Medium · 6 minutes · required · par 224 bytes, sent by all ranks on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):
@@ -286,11 +287,64 @@ print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
 # The fourth forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only. The fifth orthogonalizes a
-# weight that holds several matrices (a fused QKV, a stack of experts) as one:
+# weight that holds several matrices as one:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
 print(lesson.try_several(dp * tp, seed, backend))
+
+# %% [markdown]
+# ## Deal out the work
+#
+# A step lasts as long as its busiest owner works. Deal out these matrices by work:
+
+# %%
+model = lesson.mixed_model(dp, tp)
+print(lesson.say_model(model))
+
+# %% [markdown]
+# Par is the package's own choice, and you can beat it!
+#
+# <details><summary>Hint</summary>
+#
+# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
+# holders, so keep a running total for each rank across all parameters.
+#
+# </details>
+#
+# *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
+
+# %% tags=["stub"]
+def assign_by_work(params, state):
+    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
+    return ...  # {index: rank}
+
+# %%
+shared = lesson.check_shared_work(model)
+shared.check(assign_by_work)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# One `busy` counts for all parameters. If you dealt out each kind of matrix by itself, the same rank could be the
+# busiest in each. And `min` looks at the holders only, because no other rank may own the matrix.
+#
+# ```python
+# def assign_by_work(params, state):
+#     busy, owners = {}, {}
+#     cost = [lesson.cost_of(shape) for shape in state["shapes"]]
+#     for index in sorted(range(len(params)), key=lambda index: -cost[index]):
+#         owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0))
+#         busy[owner] = busy.get(owner, 0) + cost[index]
+#         owners[index] = owner
+#     return owners
+# ```
+#
+# </details>
+
+# %%
+by_work = shared.accepted_or(lesson.longest_first_joint)
+lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: ZeRO-3</summary>
@@ -383,65 +437,15 @@ lesson.quiz(found.rows).check(answers)
 # </details>
 
 # %% [markdown]
-# ## Deal out the work
-#
-# A step lasts as long as its busiest owner works. Deal out these matrices by work:
-
-# %%
-model = lesson.mixed_model(dp, tp)
-print(lesson.say_model(model))
-
-# %% [markdown]
-# Par is the package's own choice, and you can beat it!
-#
-# <details><summary>Hint</summary>
-#
-# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
-# holders, so keep a running total for each rank across all parameters.
-#
-# </details>
-#
-# *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
-
-# %% tags=["stub"]
-def assign_by_work(params, state):
-    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
-    return ...  # {index: rank}
-
-# %%
-shared = lesson.check_shared_work(model)
-shared.check(assign_by_work)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# One `busy` counts for all parameters. If you dealt out each kind of matrix by itself, the same rank could be the
-# busiest in each. And `min` looks at the holders only, because no other rank may own the matrix.
-#
-# ```python
-# def assign_by_work(params, state):
-#     busy, owners = {}, {}
-#     cost = [lesson.cost_of(shape) for shape in state["shapes"]]
-#     for index in sorted(range(len(params)), key=lambda index: -cost[index]):
-#         owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0))
-#         busy[owner] = busy.get(owner, 0) + cost[index]
-#         owners[index] = owner
-#     return owners
-# ```
-#
-# </details>
-
-# %%
-by_work = shared.accepted_or(lesson.longest_first_joint)
-lesson.draw_loads(model, by_work(model.params_at(0), model.state))
-
-# %% [markdown]
-# Now `muon_step` runs with your functions, on real ranks:
+# ## Your functions in `muon_step`, on real ranks
 
 # %% tags=["ranks"]
 out, back = gathered.accepted_or(lesson.gather), given_back.accepted_or(lesson.redistribute)
 mine = lesson.ThreeFunctions(by_work, out, back)
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, mine, dp * tp, seed, backend))
+
+# %% [markdown]
+# The loop knows nothing of your cuts.
 
 # %% [markdown]
 # Your functions wait for each message, so the next lesson asks: what may a rank do in the meantime?

@@ -66,15 +66,15 @@ def stopwatch(rank):
     tensor = torch.ones(4_000_000)
     dist.barrier()
     begin = time.time()
-    work = dist.all_reduce(tensor, async_op=True)
+    handle = dist.all_reduce(tensor, async_op=True)
     called = time.time()
-    work.wait()
+    handle.wait()
     return called - begin, time.time() - called
 
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# The call is **asynchronous**: it hands the tensor to another thread and returns. Until `work.wait()` returns,
+# The call is **asynchronous**: it hands the tensor to another thread and returns. Until `handle.wait()` returns,
 # neither read nor write the tensor. On a GPU *every* operation works like that, so `step()` returns when its kernels
 # (GPU programs) are launched.
 #
@@ -86,7 +86,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 # </details>
 #
 # In the lower half of the top picture one bucket travels while another is computed: that is **overlap**. Communication
-# for which a rank has to wait is **exposed**: the hatched time.
+# for which a rank has to wait is **exposed** (hatched).
 #
 # <details><summary>Why each number stands there three times</summary>
 #
@@ -96,8 +96,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like `work` above, and `yield Wait(…)`
-# waits for the answer.
+# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like `handle` above, and
+# `yield Wait(…)` waits for the answer.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -261,7 +261,7 @@ fits.check(largest_window)
 # %% [markdown]
 # ## Find the missing wait
 #
-# This program also shares its updates, through two buffers in turn. One line is missing.
+# This program also shares its updates, through two buffers in turn.
 
 # %%
 print(lesson.say_program())
@@ -383,7 +383,7 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% tags=["stub"]
 answers = {
-    "endless": ...,  # milliseconds of prefetch with the quick times and a window of 4
+    "window 4": ...,  # milliseconds of prefetch with the quick times and a window of 4
     "held": ...,  # how many matrices does prefetch hold with a window of 3?
     "exposed": ...,  # milliseconds that rank 0 waits with a window of 2 and the quick times
 }
@@ -397,7 +397,7 @@ quiz.check(answers)
 # ```python
 # timed = {window: lesson.time_loop(lesson.prefetch, quick, window, dp * tp) for window in (2, 3, 4)}
 # exposed = round(1000 * timed[2].timeline.total("wait", 0))
-# answers = {"endless": timed[4].milliseconds, "held": timed[3].watch.held, "exposed": exposed}
+# answers = {"window 4": timed[4].milliseconds, "held": timed[3].watch.held, "exposed": exposed}
 # ```
 #
 # </details>
@@ -405,7 +405,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# In this recording, the loopback was made a **bus**, one slow link that all ranks share.
+# For this recording, all ranks shared one slowed-down link: a **bus**.
 
 # %%
 recording = lesson.recorded()
@@ -423,7 +423,7 @@ print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
 # On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, so overlap can
-# hide only that half second.
+# hide no more.
 #
 # <details><summary>Why was more saved than predicted in some rows?</summary>
 #
@@ -438,6 +438,9 @@ print(lesson.say_gains(recording, expected))
 plan = lesson.plan_of(dp * tp, buckets=4, side=192)
 mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
+
+# %% [markdown]
+# On the machine that drew this, with a window of 1, but hardly with 3. A window fills only such moments.
 
 # %% [markdown]
 # Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?

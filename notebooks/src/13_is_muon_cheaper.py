@@ -55,10 +55,10 @@ from muon_tutorial.learn import cheaper as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 
 # %% [markdown]
-# ## Three bills, three answers
+# ## Cheaper in what?
 #
 # Each **waterfall** in the picture leads from AdamW's number to Muon's, one change at a time. Bytes, time and memory
-# disagree, so "cheaper" means one of them, for *one* model, dtype, batch and link.
+# (lesson 10) disagree, so "cheaper" means one of them, for *one* model, dtype, batch and link.
 #
 # <details><summary>Nothing ran: who drew it?</summary>
 #
@@ -66,12 +66,12 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # </details>
 #
-# ## First bill: bytes
+# ## Bytes
 #
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
 # between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
 # owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in phases 1 and 7
-# only. Count what one rank sends on a ring, as a mean over its dp group.
+# only. Count what one rank sends on a ring, as a mean over its dp group, because owners and others differ.
 #
 # <details><summary>Hint</summary>
 #
@@ -152,13 +152,13 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# So the answer depends on the dtype, on the library (Gloo runs a reduce_scatter as an all_reduce), and on who pays
-# for the average that `owner` expects.
+# So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
+# all_reduce), and on who pays for the average that `owner` expects.
 #
-# ## Second bill: time, as a profiler logs it
+# ## Time, as a profiler logs it
 #
 # The published report's 0.57 is *time*: it adds up the durations of all events whose names say all-reduce or
-# all-gather. Here is a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
+# all-gather. Here is a made-up trace of that form, in microseconds (a kernel is a GPU program):
 
 # %%
 events = lesson.made_up_trace()
@@ -166,7 +166,7 @@ print(lesson.say_events(events))
 
 # %% [markdown]
 # The CPU launches a collective, a kernel works, and both CPU and GPU may get an **annotation**, a label over a stretch
-# of time. How many of these events are a collective at work?
+# of time. In how many of these events does a collective really move data?
 #
 # *Easy · 1 minute · required*
 
@@ -188,7 +188,7 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# So one collective left four events. For how many nanoseconds did communication run, if each moment counts once?
+# So one collective left four events. For how long did communication run, if each moment counts once?
 #
 # <details><summary>Hint</summary>
 #
@@ -203,7 +203,7 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 def communicating(events):
     # each event has .sort (such as "kernel"), .communicates, .begin and .duration (both in nanoseconds)
     # where kernels overlap, the time that they share counts once
-    return ...
+    return ...  # nanoseconds, although the table shows microseconds
 
 # %%
 once.check(communicating)
@@ -233,7 +233,7 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# The report's own traces, in milliseconds over five steps:
+# The report's own traces, in milliseconds over five steps, by field:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
@@ -301,7 +301,7 @@ print(lesson.say_bytes())
 #
 # A kernel keeps running until its peers arrive, so the only published trace, rank 0's, shows waiting as
 # communication. With *all* ranks on one clock you can tell waiting from transfer: a rank that needs something from
-# all others cannot be done before the last has asked.
+# all others cannot finish before the last one has joined the call.
 #
 # <details><summary>Hint</summary>
 #
@@ -348,7 +348,7 @@ lesson.draw_waits(timeline)
 # %% [markdown]
 # From rank 1's trace alone you would buy faster links, but rank 0 has too much work.
 #
-# ## Third bill: the whole step
+# ## Time of the whole step
 #
 # Forward and backward grow with the batch, but the optimizer's step does not:
 
@@ -389,76 +389,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # </details>
 
 # %% [markdown]
-# ## All strategies, side by side
+# ## Break-even
 #
-# Which strategy would you take?
-#
-# <details><summary>Three names, and what is counted</summary>
-#
-# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP with an owner in each replica,
-# and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged gradients,
-# their all_reduce is counted, too.
-#
-# </details>
-
-# %%
-print(lesson.say_strategies(dp=4, tp=2))
-
-# %% [markdown]
-# On this grid, take `layerwise`: of the strategies that keep the bits, none sends less, and only one rank works on a
-# matrix.
-#
-# ## Recap
-#
-# <details><summary>Say it in your own words first, then compare</summary>
-#
-# - Bytes, time and memory give different answers.
-# - Compare like for like: raw gradients in, new weights out.
-# - Count each collective once, by its kernel.
-# - Waiting looks like transfer until you have the clocks of all ranks.
-# - Large batches and fewer steps pay for Newton–Schulz.
-#
-# </details>
-#
-# **Quiz.**
-#
-# *Easy · 3 minutes · required*
-
-# %%
-quiz = lesson.quiz(counted, dp, tp)
-
-# %% tags=["stub"]
-answers = {
-    "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
-    "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # milliseconds: 1e3 * lesson.muon_step("all fp32", "layerwise").product
-}
-
-# %%
-quiz.check(answers)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# sums = lesson.mean_of_group(counted, tp)
-# ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
-# gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
-# milliseconds = lesson.muon_step("all fp32", "layerwise").product * 1e3
-# answers = {"bf16": ring, "gloo": gloo, "Newton–Schulz": milliseconds}
-# ```
-#
-# </details>
-
-# %% [markdown]
-# ## Where it turns
-#
-# At the largest batch, even the slowest links do not let AdamW win. Which other button does?
-
-# %%
-lesson.explore_costs(live=widgets)
-
-# %% [markdown]
 # A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
 # over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
 #
@@ -499,8 +431,80 @@ turning.check(break_even)
 print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. The button was *AdamW's steps*: where
-# AdamW takes no more steps than Muon, it stays ahead.
+# Slow links help `boundary`, but not `zero1`, which gathers everything.
+#
+# ## All strategies, side by side
+#
+# Which strategy would you take?
+#
+# <details><summary>Three names, and what is counted</summary>
+#
+# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP with an owner in each replica,
+# and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged gradients,
+# their all_reduce is counted, too.
+#
+# </details>
+
+# %%
+print(lesson.say_strategies(dp=4, tp=2))
+
+# %% [markdown]
+# By bytes, `layerwise`: of the strategies that keep the bits, none sends less, and only one rank works on a matrix.
+# (`boundary` won by time, and without tp.)
+#
+# ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
+#
+# - Bytes, time and memory give different answers.
+# - Compare like for like: raw gradients in, new weights out.
+# - Count each collective once, by its kernel.
+# - Waiting looks like transfer until you have the clocks of all ranks.
+# - Large batches and fewer steps pay for Newton–Schulz.
+#
+# </details>
+#
+# **Quiz.**
+#
+# *Easy · 3 minutes · required*
+
+# %%
+quiz = lesson.quiz(counted, dp, tp)
+
+# %% tags=["stub"]
+answers = {
+    "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
+    "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
+    "Newton–Schulz": ...,  # what part of lesson.muon_step("all fp32", "layerwise").seconds is its .product?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# sums = lesson.mean_of_group(counted, tp)
+# ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
+# gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
+# step = lesson.muon_step("all fp32", "layerwise")
+# answers = {"bf16": ring, "gloo": gloo, "Newton–Schulz": step.product / step.seconds}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Where it turns
+#
+# At the largest batch Muon wins even on the slowest links. Which button makes AdamW win?
+
+# %%
+lesson.explore_costs(live=widgets)
+
+# %% [markdown]
+# *AdamW's steps*: if it takes as many as Muon, it stays ahead. So in time Muon is cheaper if the steps that it saves
+# outweigh what it adds to the rest, as at large batches.
 
 # %% [markdown]
 # So far ranks were few, and the next lesson asks what changes with thousands.

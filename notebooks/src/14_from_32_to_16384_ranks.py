@@ -57,8 +57,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# In the picture a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks there
-# gather it and repeat its Newton–Schulz. So there are dp owners.
+# In the picture of the 70B a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks
+# there gather it and repeat its Newton–Schulz. So there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -73,7 +73,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 
 # %% tags=["stub", "predict"]
 idle = ...  # how many owners have nothing to do on 4,096 ranks?
-shrinks = ...  # the busiest owner's Newton–Schulz on 2,048 ranks, divided by that on 4,096 (2: half as long; 1: no gain)
+shrinks = ...  # how many times faster is the busiest owner's work on 4,096 ranks than on 2,048? (1: no faster)
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
@@ -99,15 +99,14 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# When matrices run out, a **floor** remains, the time of the costliest matrix, because its owner needs that long.
-# `lesson.busiest(seconds, owners)` deals the costliest out first, as you did in lesson 11, and returns the seconds of
-# the busiest owner. With how many owners do you reach the floor?
+# When matrices run out, a **floor** remains: the time of the costliest matrix. With how many owners do you reach it?
 #
 # *Easy · 4 minutes · required*
 
 # %% tags=["stub"]
 def enough_owners(seconds):
     # seconds: Newton–Schulz of each matrix, on one owner
+    # lesson.busiest(seconds, owners): of the busiest owner, if matrices are dealt out as in lesson 11
     return ...  # the fewest owners who all end within the costliest matrix's time
 
 # %%
@@ -142,12 +141,13 @@ for model in (lesson.UNSEEN, lesson.MODEL):
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# They help where ranks are many, because there a step mostly waits for bytes.
+# They help where ranks are many, because there a step mostly waits for bytes. Latency (lesson 03) adds less.
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards. With tp=1, one dp ring uses all eight cards; with tp=8, eight
-# rings use one each. Each rank sends its own gradients once, in fp32. How many seconds does that take?
+# A node is one machine with 8 GPUs and 8 network cards, over which libraries split a ring: with tp=1, one dp ring uses
+# all cards; with tp=8, eight rings use one each. Each rank sends its own gradients once, in fp32. How many seconds does
+# that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -187,6 +187,34 @@ print(lesson.say_experts())
 # %% [markdown]
 # Each owner has many experts, so their work balances by itself. It has only two or three dense matrices, so the
 # costliest sets the floor.
+#
+# ## Even entries, uneven work
+#
+# Give each owner as many *entries* as the others, and the left half of the next picture looks perfect:
+
+# %%
+print(lesson.say_shapes())
+lesson.draw_balance()
+
+# %% [markdown]
+# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
+# out by work:
+
+# %%
+one = lesson.owned_models()[0]
+lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
+
+# %% [markdown]
+# Real processes now take such a step. Does a rank with twice the fair share work twice as long?
+
+# %% tags=["volatile"]
+def step(rank):
+    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
+
+print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
+
+# %% [markdown]
+# It nearly does, but small matrices take longer than their operations say.
 #
 # <details><summary>Ask for any model</summary>
 #
@@ -233,37 +261,9 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# ## Even entries, uneven work
-#
-# Give each owner as many *entries* as the others, and the picture's left half looks perfect:
-
-# %%
-print(lesson.say_shapes())
-lesson.draw_balance()
-
-# %% [markdown]
-# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
-# out by work:
-
-# %%
-one = lesson.owned_models()[0]
-lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
-
-# %% [markdown]
-# Real processes now take such a step. Does a rank with twice the fair share work twice as long?
-
-# %% tags=["volatile"]
-def step(rank):
-    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
-
-print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
-
-# %% [markdown]
-# It nearly does, but small matrices take longer than their operations say.
-#
 # ## Against a clock
 #
-# Others have timed Muon on 1 to 128 GPUs. Is the planner within 2, 5 or 10 times?
+# Others have timed Muon on 1 to 128 GPUs. The *planner* predicted the seconds above: is it within 2, 5 or 10 times?
 
 # %%
 print(lesson.say_clocked())

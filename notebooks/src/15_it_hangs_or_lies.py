@@ -59,7 +59,7 @@ matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), l
 # ## The rank that complains did nothing wrong
 #
 # In the picture, rank 2 ran out of data a step early and left the loop. The others waited for it, and all error
-# messages came from them.
+# messages came from them. Now see how the tools find that.
 #
 # You repair broken runs of one training loop, whose matrices have owners along dp:
 
@@ -69,10 +69,10 @@ print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
 # A step makes five kinds of collective calls: load (makes weights whole over tp), average, gather (makes matrices
-# whole over tp, in `update`), share (owners step their rows with lr and send them) and log.
+# whole over tp, in `update`), share (each owner updates its weights with lr and sends them to its dp group) and log.
 #
-# In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
-# the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
+# In a second run, rank 1 uses another learning rate from step 2 on. A step has six results, the *rungs* of a ladder.
+# Which is the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
 #
 # *Easy · 2 minutes · required*
 
@@ -139,8 +139,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for every rank of the call's
-# group that has begun this call fewer times than itself. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. Look at a rank's last call: the rank waits for those members
+# of the call's group that have begun this call fewer times than it has. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -333,59 +333,17 @@ clinic.check("lie", repair_lie)
 lesson.explore_spread(dp, tp, live=widgets)
 
 # %% [markdown]
-# ## Recap
-#
-# <details><summary>Say it in your own words first, then compare</summary>
-#
-# - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
-# - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
-# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
-# - A sum in another order is no bug.
-#
-# </details>
-#
-# **Quiz.**
-#
-# *Easy · 2 minutes · required*
-
-# %%
-quiz = lesson.quiz(hang, lie)
-
-# %% tags=["stub"]
-answers = {
-    "waiting": ...,  # how many ranks waited in the hanging run until they gave up?
-    "agree": ...,  # do the lying run's copies agree at its end (1) or not (0)?
-    "step": ...,  # in which step does it first differ from the oracle?
-}
-
-# %%
-quiz.check(answers)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# waiting = sum(bool(report.stuck) for report in hang.reports)
-# agree_at_end = lesson.copies_agree(lie)
-# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
-# ```
-#
-# </details>
-
-# %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none: then answer `"nothing"`. If ranks gave up waiting, compare the calls; if
-# all returned, go down the ladder.
+# Each file has some wrong lines, or none: then answer `"nothing"`. Your tools:
 #
-# <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
-#
-# > *It hangs:* `suspects(waits(lesson.logs(run)))`, `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`,
-# > `lesson.say_stacks(run)`, `lesson.say_flight(run, rank)`.<br>
-# > *It lies:* `lesson.draw_ladder(run)`, `lesson.say_numbers(run, step, rung)`.<br>
-# > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
-#
-# </details>
+# ```text
+# ranks gave up waiting   suspects(waits(lesson.logs(run)))   lesson.say_calls(run, step)
+#                         lesson.draw_waits(run)              lesson.say_stacks(run)
+#                         lesson.say_flight(run, rank)
+# all ranks returned      lesson.draw_ladder(run)             lesson.say_numbers(run, step, rung)
+# the file                clinic.read("A")                    clinic.read("A", "momentum")
+# ```
 #
 # ### File A
 #
@@ -603,6 +561,46 @@ clinic.check("F", repair_f)
 #
 # ```python
 # repair_f = {52: "self.memory[name].mul_(MEMORY).add_((1 - MEMORY) * mean)"}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
+#
+# - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
+# - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
+# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
+# - A sum in another order is no bug.
+#
+# </details>
+#
+# **Quiz.**
+#
+# *Easy · 2 minutes · required*
+
+# %%
+quiz = lesson.quiz(hang, lie)
+
+# %% tags=["stub"]
+answers = {
+    "waiting": ...,  # how many ranks waited in the hanging run until they gave up?
+    "agree": ...,  # do the lying run's copies agree at its end (1) or not (0)?
+    "step": ...,  # in which step does it first differ from the oracle?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# waiting = sum(bool(report.stuck) for report in hang.reports)
+# agree_at_end = lesson.copies_agree(lie)
+# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
 # ```
 #
 # </details>

@@ -59,9 +59,9 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
 #
-# Every rank runs this loop. `shard` cuts the model, over tp and then over dp, and makes each parameter a **DTensor**,
-# which knows how it is cut. The **scheduler** lowers the learning rate after each step. To **clip** the gradient
-# means to shorten it if its norm is too large.
+# Every rank runs this loop. `shard` cuts the weights, over tp and then, as ZeRO-3 does, over dp. Each becomes a
+# **DTensor**, which knows how it is cut. The **scheduler** lowers the learning rate after each step. To **clip** the
+# gradient means to shorten it if its norm is too large.
 
 # %%
 lesson.show_plain()
@@ -74,7 +74,7 @@ lesson.show_plain()
 
 # %% tags=["stub"]
 for_muon = ...  # line numbers, such as [1, 6]
-to_survive = ...  # without the added line that loads
+to_survive = ...  # changed lines only: the new line that calls load does not count
 
 # %%
 lines.check(for_muon, to_survive)
@@ -281,7 +281,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Such a run, with your functions. Diamonds are checkpoints.
+# Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -337,11 +337,11 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 
 # %% [markdown]
 # Loading only copies numbers, and in a step a matrix is whole when it is orthogonalized, whichever rank held which
-# part. But the gradient is a sum over ranks. Another grid adds it up in another order, and from there the runs drift
+# part. But the gradient is a sum over ranks. Another grid adds in another order, and from there the runs drift
 # apart. On the *same* grid they do not:
 
 # %% tags=["answer"]
-print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
+print("killed and continued on the same grid, equal to the undisturbed run:", lesson.ends_alike(others))
 
 # %% [markdown]
 # ## Five more traps
@@ -420,7 +420,7 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# `my_muon.py` now trains a small GPT on real processes, on each of three grids. `torch.optim.Muon` gets the same full
+# `my_muon.py` now trains a small GPT on real processes, on three grids. `torch.optim.Muon` gets the same full
 # gradients, in this one process.
 
 # %% tags=["ranks"]

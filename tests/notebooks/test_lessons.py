@@ -57,16 +57,18 @@ def test_after_recap_and_quiz_it_ends_with_its_climax_and_hands_over(
     last = committed.cells[-1]
     assert last.cell_type == "markdown"
     assert ("**What you can do now.**" if source.stem.startswith("16") else "lesson") in last.source
+    after = [lesson_form.has(cell, "solution") for cell in committed.cells[quiz:]].index(True) + 1
+    end = committed.cells[quiz + after : -1]
+    exercises = lesson_form.HEADER.findall("\n".join(cell.source for cell in end))
+    is_a_case = source.stem.startswith("15")  # it ends with its hardest case
+    assert [kind for _, _, kind, _ in exercises] == (["optional"] if is_a_case else [])
     if source.stem < "09":
-        _stub, _check, solution, *climax, shown = committed.cells[quiz + 1 : -1]
-        assert "solution" in solution.metadata.tags
+        shown = end[-1]
         assert shown.cell_type == "code"
         assert shown.outputs
-        assert "stub" not in [tag for cell in climax for tag in cell.metadata.get("tags", [])]
         assert re.fullmatch(r"[^.?!]*\bnext lesson\b[^.?!]*\.", last.source)
     if source.stem >= "09":
-        after = [lesson_form.has(cell, "solution") for cell in committed.cells[quiz:]].index(True) + 1
-        section, *climax = committed.cells[quiz + after : -1]
+        section, *climax = end
         assert section.source.startswith("## ")
         assert any(cell.get("outputs") for cell in climax)
     if "09" <= source.stem < "16":

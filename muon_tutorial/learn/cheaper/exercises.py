@@ -296,12 +296,12 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
     found: Mapping[str, Mapping[str, Sent]] = on_ranks.mean_of_group(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
     gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
-    product = muon_step("all fp32", "layerwise").product * 1e3
+    step = muon_step("all fp32", "layerwise")
     ask = "In bf16, divide the ring's bytes of zero1 by AdamW's. The table says it, too."
     return numbers(
         ("bf16", ring / base if base else 1.0, ask),
         ("gloo", gloo, "The last column of layerwise, in fp32."),
-        ("Newton–Schulz", product, "lesson.muon_step('all fp32', 'layerwise').product is in seconds."),
+        ("Newton–Schulz", step.product / step.seconds, "Divide .product by .seconds."),
         within=0.01,
     )
 
