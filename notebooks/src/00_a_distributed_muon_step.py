@@ -59,8 +59,8 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer like AdamW. But before it applies a matrix's update, it *orthogonalizes* the update, and for
-# that it needs the whole matrix at once.
+# Muon is an optimizer like AdamW. But it **orthogonalizes** a matrix's update before applying it, and for that it
+# needs the whole matrix.
 #
 # A **process** is a running program whose memory no other process can read. Usually each has its own GPU; today all
 # share your processor. Each has a number, its **rank**, and is often called a rank itself.
@@ -110,9 +110,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # %% [markdown]
 # ## Cut again
 #
-# **Momentum**, a running average of past gradients, is as large as the weight. **ZeRO** (zero redundancy) keeps no
-# copies: write out a rank's columns row after row, and the ranks along dp share these entries in equal parts, here
-# `M[I_dp, J_tp]`. Which entries does a rank keep?
+# **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
+# along dp keep no copies of it. Each rank's columns are written out row after row, and dp cuts this flat list of B
+# entries into equal parts: `m[B_dp]` (a small letter means flat). Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 
@@ -144,8 +144,8 @@ lesson.picture_of_momentum(plan)
 # %% [markdown]
 # ## Take the step
 #
-# All ranks **must call** `step()`, because in it they average gradients along dp, send each other pieces, and wait
-# for each other.
+# All ranks **must call** `step()`, because in it they average gradients along dp, exchange pieces, and wait for each
+# other.
 
 # %%
 def one_step(rank):
@@ -158,6 +158,14 @@ def one_step(rank):
     return lesson.WeightReport(before, muon.state[parameter]["momentum_buffer"], parameter.detach())
 
 reports = launch(one_step, dp * tp, backend=backend)
+
+# %% [markdown]
+# Does sharing save time here?
+
+# %% tags=["volatile"]
+costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
+[alone_seconds] = launch(lesson.cost_alone, 1, args=(seed, steps))
+print(lesson.say_cost(costs, alone_seconds, first_start))
 
 # %% [markdown]
 # In one process, PyTorch's own Muon gets the whole matrix and the mean gradient:
@@ -191,14 +199,6 @@ join.check(whole)
 # ```
 #
 # </details>
-
-# %% [markdown]
-# Does sharing save time here?
-
-# %% tags=["volatile"]
-costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
-[alone_seconds] = launch(lesson.cost_alone, 1, args=(seed, steps))
-print(lesson.say_cost(costs, alone_seconds, first_start))
 
 # %% [markdown]
 # ## Recap
@@ -241,8 +241,8 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# For **orthogonalizing**, each rank had the whole update for a moment, `X[I, J]`. Colours say which rank keeps a
-# piece, and equal letters mean equal bytes.
+# Each rank had the whole update for a moment, `X[I, J]`. Colours say which rank keeps a piece, and equal letters mean
+# equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

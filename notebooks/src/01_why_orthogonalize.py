@@ -58,9 +58,9 @@ race = lesson.recorded_race()
 # %% [markdown]
 # ## Place your bet
 #
-# Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient as it is, **Adam** (here
-# AdamW, which also shrinks the weights) divides each entry by its usual size, and **Muon** makes all directions of
-# the gradient equally loud.
+# Three optimizers have trained the same small GPT on the bytes of real text. **SGD** follows the gradient as it is,
+# **Adam** (here AdamW, which also shrinks the weights) divides each entry by its usual size, and **Muon** makes all
+# directions of the gradient equally loud.
 
 # %%
 print(race)
@@ -68,7 +68,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Which one wins, and at which step does the winner reach the *second's* last loss?
+# Which one wins, and at which step does the winner reach the runner-up's last loss?
 #
 # *Easy · 1 minute · required*
 
@@ -110,8 +110,8 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. The arrows in the top picture are such moves, and their lengths
-# are the update's **singular values**. Here is the gradient of a real layer:
+# A step moves a layer's output by `lr * update @ x`. In the top picture inputs have length 1, and the arrows are the
+# moves along the update's own directions: their lengths are its **singular values**. Here is a real layer's gradient:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -161,8 +161,8 @@ print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine te
 lesson.picture_of_gradient(G)
 
 # %% [markdown]
-# SGD hardly learns at the quiet end of this **spectrum**, the curve of all singular values. But a rare word's
-# direction is quiet only because the word is rare.
+# SGD hardly learns at the quiet end of this **spectrum**, the curve of all singular values. But quiet is not
+# unimportant: what only rare text needs is quiet, too.
 #
 # ## Make them equally loud
 #
@@ -180,8 +180,8 @@ lesson.picture_of_gradient(G)
 # %% tags=["stub"]
 def svd_update(G, buffer, momentum=0.95):
     # momentum: buffer becomes 0.95 of itself plus 0.05 of G, in place
-    # Nesterov looks one step ahead: the same average again, of G (0.05) and the new buffer (0.95)
-    # orthogonalize that with an SVD, and return it
+    # Nesterov: 0.05 of G plus 0.95 of the new buffer, as a new tensor
+    # orthogonalize that sum with an SVD, and return it
     return ...
 
 # %%
@@ -214,8 +214,8 @@ lesson.explore(run, orthogonalize, live=widgets)
 # ## Why flat is good
 #
 # Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
-# value. Multiply each of its entries by the same entry of `G`, and add up the products. This sum is the update's
-# *promise*: how far the loss would fall if the gradient stayed the same. Compute it.
+# value. Then compute its *promise*, how far the loss would fall if the gradient stayed the same: multiply each entry
+# by the same entry of `G`, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -246,8 +246,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`, because an update that stays below the limit in a direction wastes part of
-# `G`'s singular value there. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`: each direction adds at most its singular value of `G`, and adds all of it
+# only at the limit. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -257,8 +257,7 @@ lesson.picture_of_drops(drops)
 # ## The whole update, once
 #
 # Two things are missing. The **size factor** multiplies the update: it is the root of rows / columns of `W`, but at
-# least 1. **Weight decay** shrinks `W` by the fraction `lr * weight_decay`. (**RMS**, root mean square, is the usual
-# size of an entry.)
+# least 1. **Weight decay** shrinks `W` by the fraction `lr * weight_decay`.
 #
 # <details><summary>Why a size factor, and what is decoupled?</summary>
 #
@@ -266,13 +265,15 @@ lesson.picture_of_drops(drops)
 # a square matrix. Weight decay is called *decoupled* here because it never touches the gradient.
 #
 # </details>
+#
+# (**RMS**, root mean square, is the usual size of an entry.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Orthogonalizing forgets the gradient's length, so the learning rate alone decides how far a weight moves. Write the
-# whole update, with the same bits as `torch.optim.Muon`.
+# Orthogonalizing forgets the gradient's length, so only learning rate and shape decide how far a weight moves. Write
+# the whole update, with the same bits as `torch.optim.Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -350,8 +351,8 @@ hidden, rest = split_parameters(run.model)  # the package's: two lists of pairs 
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector has no directions. But why not embedding and head? A byte of the text picks one row of the embedding, and
-# no input uses several rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
+# A vector has no directions. But why not embedding and head? A byte picks one row of the embedding, and no input uses
+# several rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
@@ -376,7 +377,7 @@ print(lesson.say_extra_lanes(race))
 #
 # ## What would suit the embedding?
 #
-# A step moves the output for one byte by one row of the update. So here the limit is on the length of each row.
+# A step moves the output for one byte by one row of the update. So to limit the move, limit each row's length.
 # (**Par**, as in golf, is what a good answer needs.)
 #
 # <details><summary>Hint</summary>
@@ -413,8 +414,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's chain of small steps is far too slow. On a CPU the SVD may win, because many CPUs multiply
-# bfloat16 slowly:
+# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because many CPUs multiply bfloat16
+# slowly:
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

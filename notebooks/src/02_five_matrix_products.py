@@ -98,8 +98,7 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow about `a` times. But where is a value of exactly 1 after one step, and does it come to rest after
-# many?
+# Quiet values grow about `a` times. But where is a value of 1 after one step, and does it come to rest after many?
 #
 # *Easy · 2 minutes · required*
 
@@ -172,9 +171,8 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Torch's Muon hands your function a
-# G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write the two sums of a step
-# with `torch.addmm`.
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. There G arrives in **bfloat16** (16
+# bits a number): keep its dtype. To get torch's bits, write the two sums of your `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -265,7 +263,7 @@ bound.check(lowest, highest)
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A start a little above 1 is harmless, but one a little higher explodes. That is why Newton–Schulz divides first.
+# A start at 1.2 is harmless, but one at 1.3 explodes. That is why Newton–Schulz divides first.
 #
 # ## What does it cost?
 #
@@ -356,8 +354,8 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most: about thirty of the 64 values in
-# lesson 01 are below 0.01. Polar Express and CANS lift most, because their `a` changes from step to step, and begins
+# An update's directions need only be *about* equally loud, so lifting matters most: in lesson 01, about thirty of the
+# 64 values are below 0.01. Polar Express and CANS lift most, because their `a` changes from step to step, and begins
 # larger.
 #
 # ## Recap
@@ -379,7 +377,8 @@ answers = {
     "growth": ...,  # a value begins at 0.000001: how many times as large after all steps?
     "products": ...,  # matrix products in all steps
     "gflop": ...,  # for a 3072 × 768 matrix, in units of 1e9
-    "norm": ...,  # each of four equal singular values, after the division
+    # a matrix has four equal singular values: how large is each after the division by the Frobenius norm?
+    "norm": ...,
 }
 
 # %%
@@ -409,7 +408,7 @@ print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
 print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
-# Do all values keep to your bounds?
+# Do all values keep to your bounds, even the few that begin below 0.01?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))

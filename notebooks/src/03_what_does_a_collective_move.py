@@ -68,7 +68,8 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 #
 # The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
 # two halves. In a **reduce_scatter**, sums grow on their way until each rank has *one* finished piece; in an
-# **all_gather**, each rank brings one piece and leaves with every piece.
+# **all_gather**, each rank brings one piece and leaves with every piece. (In an all_to_all, each rank brings a piece
+# for every other rank.)
 #
 # ## Predict
 #
@@ -78,7 +79,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In an all_reduce of that tensor, how many messages does *one* rank send, and how many bytes in all of them?
+# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes in all?
 #
 # *Easy · 3 minutes · required*
 
@@ -109,8 +110,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # ## The first thing that goes wrong
 #
 # Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for a
-# message from one rank and puts it into `tensor`. In the round below, the list `first` says what each rank does
-# first:
+# message from one and puts it into `tensor`. Below, the list `first` says what each rank does first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -135,8 +135,7 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# Each rank waits in `send` until its neighbour receives, but the neighbour waits in a `send` of its own. This is a
-# **deadlock**.
+# Each rank waits in `send` until its neighbour receives, but the neighbour waits in its own `send`: a **deadlock**.
 #
 # <details><summary>Why such a program may pass its tests</summary>
 #
@@ -147,8 +146,8 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# Let each rank of this small ring either send first or receive first. In how many of the 16 settings does everybody
-# wait for ever?
+# Let each rank in a ring of four send first or receive first. In how many of the 16 settings does everybody wait for
+# ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -218,8 +217,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks, group=None):
-    # In lesson 06 a ring holds only some ranks, a group, and rank is a place in it. So name neighbours by their
-    # places: dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
+    # pass `group` on, and name neighbours by group_dst and group_src (lesson 06 says why):
+    # dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     return ...  # your rounds go before this line; then return pieces
@@ -259,7 +258,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes, together with an all_gather*
+# *Hard · 12 minutes · required · par 24576 bytes from each rank, in both halves*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -449,7 +448,7 @@ for many_ranks in (2, 16, 128, 1024):
     print(f"a megabyte over {many_ranks:5,} ranks, on this wire: {1e3 * took:8.2f} ms")
 
 # %% [markdown]
-# On many ranks that is mostly latency. So optimizers pack many small matrices into one large buffer.
+# On many ranks that is mostly latency, so optimizers pack small matrices into one large buffer.
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #

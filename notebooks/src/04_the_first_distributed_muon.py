@@ -79,14 +79,14 @@ first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 
 # %% [markdown]
-# If one more rank joins, who owns `down2`, the last of the twelve? And what part of all buffers is zero before the
-# sum?
+# If one more rank joins, who owns `down2`, the last of the twelve? And of all ranks' buffers together, what fraction
+# is zero before the sum?
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub", "predict"]
 owner_of_last = ...  # a rank
-zeros = ...  # a part of 1, such as 0.5
+zeros = ...  # a fraction, such as 0.5
 
 # %%
 guess.check(owner_of_last, zeros)
@@ -174,8 +174,8 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# No error, and all ranks agree, because all have added up the same buffers. Only a comparison with *one process*
-# finds the mistake.
+# No error, and all ranks agree, because all added up the same buffers. Only a comparison with *one process* finds the
+# mistake.
 #
 # ## Be the saboteur
 #
@@ -258,7 +258,7 @@ print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
 # Gather the owned updates, in bfloat16 (no gradient is missing here). `dist.all_gather(list, tensor)` fills a list
-# with the tensors of all ranks. These must be equally long, so fill yours with zeros to the length of the longest.
+# with the tensors of all ranks. These must be equally long, so fill yours with zeros up to the longest.
 #
 # <details><summary>Hint</summary>
 #
@@ -306,8 +306,8 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
-# share* is all work divided by the number of ranks. If matrices are dealt out round robin, by index, how many fair
-# shares has the busiest rank?
+# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many fair shares has
+# the busiest rank?
 #
 # *Easy · 4 minutes · required*
 
@@ -331,7 +331,8 @@ fair.check(fair_shares)
 # </details>
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones, which take three times the work:
+# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones, each three times a square one's
+# work:
 
 # %%
 fair_shares = fair.accepted_or(lesson.shares_by_index)
@@ -341,7 +342,7 @@ for ranks in (6, 8, 128):
 # %% [markdown]
 # Among 6 owners two get all the large ones. Among 8, for which the early code was made, work is equal. Below, on the
 # right, the costliest matrix comes first, and each goes to the rank with the least work so far. Which numbers of
-# ranks suit round robin?
+# ranks suit round robin (by index)?
 
 # %%
 lesson.explore_loads(live=widgets)
@@ -411,7 +412,7 @@ print(lesson.say_clock(alone, pair))
 # - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes at best.
 # - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
 #   error.
-# - The makespan is the work of the busiest rank. Dealt out by index, work is even only by luck. Longest first stays
+# - The makespan is the work of the busiest rank. With round robin, work is even only by luck. Longest first stays
 #   within 4/3 of the best.
 #
 # </details>
@@ -423,7 +424,7 @@ print(lesson.say_clock(alone, pair))
 # %% tags=["stub"]
 answers = {
     "zeros": ...,  # how many zeros does rank 0 bring to the all_reduce?
-    # on as many ranks as a layer has matrices, how many fair shares has the busiest one, by index?
+    # on as many ranks as a layer has matrices, how many fair shares has the busiest one, with round robin?
     "busiest": ...,
     "bytes": ...,  # how many bytes does rank 0 send if updates are shared by all_gather?
 }

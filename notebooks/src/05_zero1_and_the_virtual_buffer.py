@@ -208,11 +208,11 @@ local_range = ranges.accepted_or(lesson.local_range)
 # ## Who needs whom?
 #
 # Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
-# orthogonalizes it, and uses its own part of the update. The work is repeated, but no update has to be sent.
+# orthogonalizes it, and uses its own part. The work is repeated, but no update has to be sent.
 #
-# The first published version gathers *every* bucket, padding included. The thrifty way sends only parts of matrices
-# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. At `dp` ranks again,
-# how many bytes does rank 0 *send* in each way?
+# Jen Wei's script (2025) gathers *every* bucket, padding included. The thrifty way sends only parts of matrices that
+# straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks, how
+# many bytes does rank 0 *send* in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -255,7 +255,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# A step makes three collectives. As layouts:
+# A step makes three collectives for each bucket. As layouts:
 #
 # ```text
 # gradients                 g[B]{U_dp} → g[B_dp]
@@ -280,8 +280,8 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but each bucket takes three collectives, each with its latency. In one huge bucket, though,
-# no rank could begin until all of it had arrived.
+# The bytes hardly change, but each bucket's collectives have their latency. In one huge bucket, though, no rank could
+# begin until all of it had arrived.
 #
 # ## One list in place of many buckets
 #
@@ -302,7 +302,7 @@ lesson.draw_cuts(dp, tp)
 #
 # ## The plan of all ranks
 #
-# Write the whole master plan, without any message and without tp.
+# Write the whole master plan, without messages or tp.
 #
 # <details><summary>Hint</summary>
 #
@@ -407,4 +407,5 @@ print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
 print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
 
 # %% [markdown]
-# Real jobs also cut the matrices, so the next lesson asks which ranks of a grid belong together.
+# Real jobs also cut matrices, which gives a rank two kinds of neighbours, so the next lesson asks which ranks belong
+# together.

@@ -204,7 +204,7 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 #
 # A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
 # column, the rank with group rank 1 should send what it has. `dist.broadcast` sends one member's tensor to all
-# members. So every rank calls it in its dp group, with `src=1`. What does the last rank get?
+# members. Suppose every rank calls it in its dp group, with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -251,7 +251,7 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # ## Predict: rank 0 skips a call
 #
 # In the picture at the top, each rank calls in its row, then in its column. Now rank 0 skips the call in its row.
-# Which ranks come back from all the calls they make?
+# Which ranks get an answer to every call they make?
 #
 # <details><summary>Hint</summary>
 #

@@ -60,7 +60,7 @@ _ = my_muon.so_far("07")
 # %% [markdown]
 # ## Outputs, or inputs?
 #
-# A Linear keeps its weight W as `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways:
+# A Linear keeps its weight W as `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways, named after Wᵀ:
 #
 # - **Column parallel**: a rank computes *some outputs*, from *rows* of W. Dimension 0 is cut, `W[I_tp, J]`.
 # - **Row parallel**: a rank takes *some inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I, J_tp]`.
@@ -100,7 +100,7 @@ guess.check(column_parallel, row_parallel)
 # %% [markdown]
 # ## Any piece of any Linear
 #
-# Write a function for the shape of any piece.
+# Write a function for any piece's shape.
 #
 # <details><summary>Hint</summary>
 #
@@ -218,14 +218,14 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so nothing was
-# lost.
+# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so no summand is
+# missing.
 #
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
-# *matrix*, and dp the *buffer*. Each rank reserves room for the largest piece along tp, so that all have the same
-# offsets.
+# *matrix*, and dp the *buffer*. Each rank leaves room for the largest piece along tp, so a matrix begins at the same
+# offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -270,7 +270,7 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Muon needs whole matrices. The momentum stays, but two gathers bring together X, the input of Newton–Schulz:
+# Muon needs whole matrices. The momentum stays, but two gathers bring together the input of Newton–Schulz:
 #
 # ```text
 # over dp, the slices of a buffer          x[B_dp]    → x[B]
@@ -280,8 +280,8 @@ holders.check(who_holds)
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. If tp cuts the rows like those of any other weight, how many
-# heads are torn, so that no rank has all their rows?
+# and a head needs its rows of all three on *one* rank. If tp cuts this weight like any other, how many heads are
+# torn, so that no rank has all their rows?
 #
 # <details><summary>Hint</summary>
 #
@@ -326,8 +326,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# The shapes are always right, and no error is raised. Yet even on the right, heads are torn if tp does not divide
-# their number.
+# Every shape is correct, and no error is raised. Yet even with all three cut one by one, heads are torn if tp does
+# not divide their number.
 #
 # <details><summary>This has happened</summary>
 #
@@ -413,7 +413,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # %% tags=["stub"]
 answers = {
     "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
-    "kept": ...,  # how many entries of momentum does rank 0 keep?
+    "kept": ...,  # how many entries of momentum does rank 0 keep, padding counted?
     "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 4, cut as one?
 }
 
@@ -434,7 +434,7 @@ quiz.check(answers)
 # ## Your cuts, in training
 #
 # On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and notes on
-# each piece how it was cut, because Muon must know:
+# each piece how it was cut, for Muon:
 
 # %%
 def train(rank):
@@ -451,7 +451,7 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# Along dp the weights are equal to the bit, although the data were different. Ask your function about an entry:
+# Along dp the weights are equal to the bit, although the data differed. Ask your function about an entry:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)

@@ -76,7 +76,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
-# the square, inputs have no partner: there the gradient is zero.
+# the square are inputs that the gradient ignores: G times them is zero.
 #
 # A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 
@@ -164,8 +164,8 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? Energy here is the sum of squared entries of `Uᵀ · update · V`. Which shares are on
-# the diagonal, beside it in the square, and outside, on inputs without gradient?
+# And where does the update act? Energy is a square, as in lesson 01, now of each entry of `Uᵀ · update · V`. Which
+# shares are on the diagonal, beside it in the square, and outside, on ignored inputs?
 #
 # <details><summary>Hint</summary>
 #
@@ -237,9 +237,9 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## Two matrices as one
 #
-# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up. Guess: with
-# Gaussian gradients, 688 × 256 each, how far is the stack's update from their own updates, as a share of the stack's
-# size? And if gate's gradient is five times larger, how many times too small does up's update become?
+# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up.
+# Orthogonalize them as `one` and `apart`: with Gaussian gradients, 688 × 256 each, how large is ‖one − apart‖ /
+# ‖one‖? And if gate's gradient is five times larger, how many times too small is up's update in `one`?
 #
 # *Easy · 3 minutes · optional*
 
@@ -286,11 +286,11 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 # ## A shard gets the size wrong, too
 #
 # Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes the factor from
-# `shard.shape` is wrong, even if it has gathered the matrix correctly.
+# `shard.shape` is wrong, even if it has gathered the matrix.
 #
 # ```text
-# Keller Jordan        sqrt(max(1, m/n))
-# Moonshot AI, 2025    0.2·sqrt(max(m, n))
+# Keller Jordan                     sqrt(max(1, m/n))
+# Moonshot AI (Liu et al., 2025)    0.2·sqrt(max(m, n)): entries about as large as in AdamW's updates
 # ```
 
 # %%
@@ -341,9 +341,9 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the shards' update was
-# √tp times too large, and Moonshot's factor is √tp times too small. The two errors cancel, so the wrong update's
-# entries have the right size!
+# Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the update's singular
+# values were √tp times too large, and Moonshot's factor is √tp times too small. The errors cancel, so the wrong
+# update has the right size!
 #
 # ## Repair it: gather first
 #
@@ -361,6 +361,7 @@ print(lesson.say_ratios(ratios, tp))
 # %% tags=["stub"]
 def gather_whole(shard, dim, group):
     # dist.all_gather(list, tensor, group=group) fills a list of group.size() empty tensors
+    # all shards have the same shape (an uneven cut would need padding)
     return ...  # the whole matrix
 
 # %% [markdown]
@@ -448,7 +449,7 @@ surviving.check(surviving_update)
 # - Orthogonalizing the shards does not orthogonalize the matrix.
 # - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as the
 #   shards of a wide matrix have at least as many columns as rows (of a tall one, rows as columns). In our case part
-#   of the update acts where the gradient is zero.
+#   of the update acts on inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

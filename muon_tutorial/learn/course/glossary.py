@@ -39,7 +39,7 @@ layout | 00 | Who holds what of a tensor. W[I, J_tp]: tp cuts the columns; an ax
 momentum | 00 | A running average of past gradients, as large as the weight.
 ZeRO | 00 | A way to save memory: the optimizer's state is cut along dp, so no two ranks keep the same part.
 must call | 00 | Ranks that must call a function wait for each other in it: if one stays away, the rest hang.
-orthogonalize (orthogonalizing) | 00 | To keep a matrix's directions and make all equally loud: UVᵀ in place
+orthogonalize (orthogonalizes) | 00 | To keep a matrix's directions and make all equally loud: UVᵀ in place
     of U S Vᵀ.
 singular values | 01 | One number for each direction of a matrix: how loud it is, or how far it stretches an
     input.

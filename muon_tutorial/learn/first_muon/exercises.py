@@ -94,9 +94,9 @@ def check_fair_shares() -> Exercise:
 
     slips = (
         ("That is the work itself. Divide it by a fair share.", work),
-        ("By index, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
+        ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
         ("That is the costliest matrix. Add up all that its rank has.", lambda c, n: max(c) * n / sum(c)),
-        ("That is longest first. Here matrices are dealt out by index.", longest),
+        ("That is longest first. Here matrices are dealt out round robin.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
     hints = ("costs[rank::ranks] are the costs of one rank's matrices.",)

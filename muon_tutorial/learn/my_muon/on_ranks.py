@@ -110,11 +110,19 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
             if not torch.equal(muon.params[i], due):
                 where = f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp}"
                 what = f"other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
-                return f"{where} has {what}"
+                return f"{where} has {what}{_say_rounding(module)}"
     found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
     if found != muon.expected_bytes():
         return f"the bill says {muon.expected_bytes()}, and rank {dist.get_rank()} sent {found}"
     return None
+
+
+def _say_rounding(module: ModuleType) -> str:
+    """How to get torch's bits, if the file's Newton–Schulz has others; empty if it has them."""
+    G = _integers((10, 6), 4).bfloat16()
+    if torch.equal(module.newton_schulz(G), zeropower_via_newtonschulz(G)):
+        return ""
+    return ": newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm"
 
 
 def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
