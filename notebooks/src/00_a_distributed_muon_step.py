@@ -241,7 +241,7 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# Each rank had the whole update for a moment, `X[I, J]`. Colours say which rank keeps a piece, and equal letters mean
+# Each rank had the whole matrix for a moment, `X[I, J]`. Colours say which rank keeps a piece, and equal letters mean
 # equal bytes.
 
 # %%

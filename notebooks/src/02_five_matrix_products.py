@@ -408,7 +408,7 @@ print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
 print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
-# Do all values keep to your bounds, even the few that begin below 0.01?
+# Do all values keep to your bounds?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))

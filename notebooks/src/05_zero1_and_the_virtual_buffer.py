@@ -208,7 +208,7 @@ local_range = ranges.accepted_or(lesson.local_range)
 # ## Who needs whom?
 #
 # Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
-# orthogonalizes it, and uses its own part. The work is repeated, but no update has to be sent.
+# orthogonalizes it, and uses its own part. The work is repeated, but then only weights are sent.
 #
 # Jen Wei's script (2025) gathers *every* bucket, padding included. The thrifty way sends only parts of matrices that
 # straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks, how

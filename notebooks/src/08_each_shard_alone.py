@@ -137,7 +137,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # and each is the identity, as long as no shard is taller than wide.
 #
 # </details>
-
+#
 # *Easy · 4 minutes · required*
 
 # %% tags=["stub"]

@@ -136,7 +136,7 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor:
+# **Hops** lead from one of these states to another, along *one* axis:
 #
 # ```text
 # Shard(1)      cut along dimension 1    W[I, J_tp]
@@ -254,8 +254,8 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# A rank asks for a matrix if its slice has a part of it. If a boundary cuts a matrix, the ranks on both sides
-# orthogonalize it.
+# A rank asks for a matrix if its slice has a part of it, or of the padding behind it: all ranks of a tp group ask
+# alike. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
 #
 # </details>
 #

@@ -440,7 +440,7 @@ mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% [markdown]
-# On the machine that drew this, with a window of 1, but hardly with 3. A window fills only such moments.
+# On the machine that drew this there were such moments with a window of 1, and hardly any with 3.
 
 # %% [markdown]
 # Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?

@@ -153,7 +153,7 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and on who pays for the average that `owner` expects.
+# all_reduce), and on who averages gradients if you take `owner`.
 #
 # ## Time, as a profiler logs it
 #
@@ -504,7 +504,7 @@ lesson.explore_costs(live=widgets)
 
 # %% [markdown]
 # *AdamW's steps*: if it takes as many as Muon, it stays ahead. So in time Muon is cheaper if the steps that it saves
-# outweigh what it adds to the rest, as at large batches.
+# outweigh what it adds to each step, as at large batches.
 
 # %% [markdown]
 # So far ranks were few, and the next lesson asks what changes with thousands.

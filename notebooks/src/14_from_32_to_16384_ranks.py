@@ -269,8 +269,8 @@ quiz.check(answers)
 print(lesson.say_clocked())
 
 # %% [markdown]
-# HSDP is worst, because its authors send during the next forward pass. From 8 to 32 H100s Newton–Schulz gets 3.3
-# times faster, planned 4.0.
+# HSDP is worst: there, theirs sends during the next forward pass. From 8 to 32 H100s Newton–Schulz gets 3.3 times
+# faster; the planner says 4.0.
 #
 # <details><summary>Sources, and worse rows</summary>
 #

@@ -181,7 +181,7 @@ waits = matching.accepted_or(lesson.waiting_pairs)
 print(waits(lesson.logs(hang)))
 
 # %% [markdown]
-# Others wait for the rank at fault, and it waits for nobody. Which ranks fit that?
+# Others wait for the rank at fault. Unless it went on to a later call, it waits for nobody. Which ranks fit that?
 #
 # *Easy · 2 minutes · required*
 
