@@ -16,9 +16,12 @@ PAGES = BUFFERS * ELEMENTS * 4 // resource.getpagesize()
 
 
 def new_pages(rank: int) -> list[int]:
-    """The number of new pages that the system supplies in each of a few steps with large buffers."""
+    """The number of new pages that the system supplies in each of a few steps with large buffers.
+
+    In the first steps malloc's heap may still grow, because buffers do not fit between what else lies there.
+    """
     found = []
-    for _ in range(7):
+    for _ in range(13):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         buffers = [torch.ones(ELEMENTS) for _ in range(BUFFERS)]
         del buffers
@@ -30,8 +33,8 @@ def new_pages(rank: int) -> list[int]:
 def test_a_rank_keeps_what_it_freed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    ((_, *later),) = launch(new_pages, 1)
-    assert median(later) < PAGES / 10
+    ((*_, last_but_two, last_but_one, last),) = launch(new_pages, 1)
+    assert median((last_but_two, last_but_one, last)) < PAGES / 10
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
     ((_, *later),) = launch(new_pages, 1, method="spawn")
     assert min(later) > PAGES / 10
