@@ -263,18 +263,17 @@ class RankWalks:
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
         """The trace of the walk that a tape holds, with the same sums in the same order."""
         turns: list[WalkedTurn] = []
-        product = copy = 0.0
-        now, peak, sizes, share = 0, 0, iter(tape.sizes), self._share
+        work, now, peak = Work(self.machine), 0, 0
+        sizes, share = iter(tape.sizes), self._share
         for step in tape.steps:
             if step == "copy":
-                executes = self.machine.copy_seconds(next(sizes))
-                copy += executes
-                copy += max(0.0, self.machine.operation - executes)
+                work.charge_copy(next(sizes))
             elif step == "hold":
                 now += next(sizes)
                 peak = max(peak, now)
             elif isinstance(step, Iterated):
-                product, copy = product + step.product, copy + step.copy
+                work.product += step.product
+                work.copy += step.copy
                 peak, now = max(peak, now + step.peak), now + step.nbytes
             else:
                 asked, more, root = None, 0.0, None
@@ -282,9 +281,9 @@ class RankWalks:
                     request = step.request(sizes, tape.places, at.size(*step.axes))
                     asked, root = self._priced(request, at), request.root
                     more = asked.copy
-                times = product / share, copy / share + more
-                turns.append(WalkedTurn(*times, now, peak, asked, root, step is Abreast))
-                product, copy, peak = 0.0, 0.0, now
+                product, copy = (seconds / share for seconds in work.take())
+                turns.append(WalkedTurn(product, copy + more, now, peak, asked, root, step is Abreast))
+                peak = now
         return tuple(turns)
 
     @property

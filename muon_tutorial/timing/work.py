@@ -73,18 +73,26 @@ class Work(CountingMode):
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
+            self._start(executes)
             if self.tape is not None:
                 self.tape.note(object())  # a step equal to no other, so such a walk is not retold
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
-            executes = self.machine.copy_seconds(moved)
+            self.charge_copy(moved)
             if self.tape is not None:
                 self.tape.note("copy", moved)
-            self.copy += executes
+        return result
+
+    def charge_copy(self, moved: int) -> None:
+        """Add the seconds of an element-wise operation that reads and writes ``moved`` bytes."""
+        executes = self.machine.copy_seconds(moved)
+        self.copy += executes
+        self._start(executes)
+
+    def _start(self, executes: float) -> None:
         starts = self.machine.operation
         self.copy += max(0.0, starts - executes) if self.machine.cores is None else starts
-        return result
 
 
 class _Kind(NamedTuple):
