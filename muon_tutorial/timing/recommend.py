@@ -237,8 +237,8 @@ def plan_model(
 
     Experts are replicated on dp × tp / ep positions, and each of them is whole (expert tensor parallelism 1
     in Megatron-LM's terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts
-    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, all that the grid allows
-    are planned.
+    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, every strategy is
+    planned that the grid allows.
 
     Raises:
         GridError: the grid does not divide the model, there are too many pairs of a matrix and a rank, or

@@ -337,8 +337,8 @@ def estimate_adamw(
     """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
     A rank holds ``lengths`` elements of its buckets. If ``sharded``, AdamW runs as in ZeRO-1, else as under
-    DDP. On a grid with ``dp_shard`` it runs under FSDP2. The parameters that FSDP2 gathers in forward and
-    backward are not counted, nor are they for Muon. ``momentum`` holds both moments, always in fp32.
+    DDP. On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2 gathers in
+    forward and backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
