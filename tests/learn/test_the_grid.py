@@ -115,7 +115,7 @@ WRONG_AXES = [
     ),
     (lambda sizes, along: lesson.groups_along(sizes, along[:1]), "no group. Rank 0's is [0, 2, 4, 6]."),
     (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
-    (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
+    (lambda sizes, along: groups_along(sizes, along) * 2, "is there twice"),
     (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
     (lambda sizes, along: sizes["xp"], "raised KeyError"),
 ]

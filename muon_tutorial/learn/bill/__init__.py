@@ -1,4 +1,4 @@
-"""What notebook 10 uses: bills of a step, counted and predicted, a boundary gather, rounding, exercises."""
+"""What notebook 10 uses: counted and predicted bills of a step, a boundary gather, rounding, exercises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW. Gradient flags are left out."""
+"""Lesson 10: counts the bytes that a rank sends on rings in a step of Muon or AdamW; flags do not count."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def gpt_matrices(
 
 
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
-    """The plan of the three small matrices for each of ``BUILDERS``."""
+    """For each of ``BUILDERS``, its plan of the three small matrices."""
     return {name: build(small_matrices(), Grid.of(dp=dp, tp=tp)) for name, build in BUILDERS.items()}
 
 
@@ -93,7 +93,7 @@ def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:
 
 
 def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
-    """AdamW's bill, Muon's bill, and the mean number of ranks at work on a matrix; ``size`` is in MB."""
+    """The bill of a plan's step, with the all_reduce of gradients if the plan expects averaged gradients."""
     at = plan.grid.at(rank)
     sent = rows_of(predict(plan, at), rank)
     before = int(ddp_adamw(at.size("dp"), entries_of_rank(plan), _item(plan, "gradient")))

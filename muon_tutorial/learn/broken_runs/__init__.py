@@ -1,4 +1,4 @@
-"""What lesson 15 uses: broken files, their runs on real ranks, an oracle, and tools to find the line."""
+"""What lesson 15 uses: broken files, their runs on real ranks, an oracle, tools to find the wrong line."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from .training_rank import RUNGS, STEPS
 
 ROUNDING = torch.finfo(torch.float32).eps
 LADDER = [(0, "start"), *((step, name) for step in range(1, STEPS + 1) for name in RUNGS[1:])]
-"""Step and name of every rung (a result that ranks keep), in the order of training."""
+"""The step and name of every rung, in the order of training. A rung is a result that every rank keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One rung of one rank: the results that differ from the oracle's, and whether the rank reached it."""
+    """One rung of one rank: whether the rank reached it, and which results differ from the oracle's."""
 
     step: int
     name: str
@@ -67,7 +67,7 @@ class FirstDifference:
 
     @property
     def who(self) -> int | str:
-        """The rank, or the first of several; "all" if every rank that has the result differs."""
+        """The rank that differs, or the first of them; "all" if all ranks that have the result differ."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     @property
@@ -119,7 +119,7 @@ def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
 
 
 def copies_agree(run: TrainingRun) -> bool:
-    """Whether all ranks of each dp group end with the same bits, which does not prove them right."""
+    """Whether all ranks of each dp group end with the same bits. Even if they do, the bits may be wrong."""
     last = {rank: report.notes.rungs.get((STEPS, "share"), {}) for rank, report in enumerate(run.reports)}
     groups = {run.grid.at(rank).group("dp") for rank in run.grid.ranks}
     return all(len({hash_of(last[rank]) for rank in group}) == 1 for group in groups)
@@ -155,7 +155,7 @@ class Wait:
 
 
 def waits(run: TrainingRun) -> list[Wait]:
-    """All waits of a run that hangs: a pair for each rank in an open call and each rank missing there."""
+    """All waits of a run that hangs: each rank in an open call, and each rank that has not made that call."""
     found = []
     for rank, report in enumerate(run.reports):
         if report.stuck:
@@ -173,7 +173,7 @@ def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
 
 
 def say_calls(run: TrainingRun, step: int) -> str:
-    """The calls of one step, a line per rank, in the order of its calls; "…" marks an unfinished one."""
+    """For each rank, a line with its calls of one step, in order; "…" marks an unfinished call."""
     lines = []
     for rank, report in enumerate(run.reports):
         said = [f"{e.phase}{'' if e.stop else ' …'}" for e in report.notes.calls if e.step == step]
@@ -182,7 +182,7 @@ def say_calls(run: TrainingRun, step: int) -> str:
 
 
 def say_stacks(run: TrainingRun) -> str:
-    """The line of the file in which each rank was when it gave up."""
+    """For each rank, the line of the file in which it was when it gave up."""
     found = [re.findall(r"line (\d+), in (\w+)\n\s+(.*)", report.stack) for report in run.reports]
     return "\n".join(
         f"rank {rank}: " + ("line {}, in {}: {}".format(*stack[-1]) if stack else "returned")

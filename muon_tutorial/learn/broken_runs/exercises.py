@@ -54,12 +54,12 @@ PLANTED: dict[str, tuple[Lines, ...]] = {
 }
 """For each name, the lines that plant one mistake, or two mistakes that hide each other."""
 SOUND = "E"
-"""The file in which only the order of a sum was changed, which is no mistake."""
+"""The one file without a mistake: only the order of a sum was changed."""
 STORIES = {
     "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
     "it.",
     "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
-    "A": "Data wants a seed for each rank, weights want one for all. Owners shared their rows: copies agree.",
+    "A": "Data wants a seed for each rank, weights want one for all. Owners share rows, so copies agree.",
     "B": "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
     "C": "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
     "D": "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two limits. Of all steps' and dp positions' losses, one is below the first, one above the second."""
+    """Two limits. Of all losses (of steps and dp positions), one is below the first, one above the second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs ranks of the same last call (any ranks if ``of_all``) if ``lacks`` says so."""
+    """A function that pairs a rank with ranks of its last call (``of_all``: with all) if ``lacks`` holds."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -273,7 +273,7 @@ def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[
 
 
 def waiting_pairs(logs: list[Log]) -> Pairs:
-    """The exercise's reference: each rank that waits, with a rank that has not made its call.
+    """The exercise's reference: each rank that waits, with each rank that has not made the same call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
     [(0, 1)]
@@ -348,7 +348,7 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
     """A sound run with one last bit flipped at each (step, rung, rank).
 
-    The bit is in the first matrix if the rung is a share or a gradient, and else in the last.
+    The bit is in the first matrix if the rung is a share or a gradient, and otherwise in the last.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

@@ -77,7 +77,7 @@ class TrainingRun:
 
 @functools.cache
 def oracle(dp: int, seed: int) -> dict[tuple[int, str, int], dict[str, Tensor]]:
-    """Every result of a sound run in one process, by step, rung and dp position (-1: the same on all)."""
+    """Every result of a sound run in one process, by step, rung and dp position (-1 if all have the same)."""
     with measure.one_thread():
         weights = training_rank.initial_weights(seed)
         memory = {name: torch.zeros_like(weight) for name, weight in weights.items()}

@@ -39,7 +39,7 @@ LINKS = {"full speed": 1.0, "1 / 8": 1 / 8, "1 / 64": 1 / 64}
 TOKENS = tuple(2**power for power in range(15, 23))
 """Tokens per step, all ranks together."""
 FEWER = {"1.1 ×": 1.1, "as many": 1.0, "2 ×": 2.0}
-"""AdamW's number of steps divided by Muon's, both to the same loss.
+"""The steps that AdamW takes to a loss, divided by the steps that Muon takes to the same loss.
 
 Wen et al. 2025 (arXiv 2509.02046) find 1.1 at 1.2 billion parameters; Liu et al. 2025 (arXiv 2502.16982)
 report 2 for compute-optimal training.
@@ -114,7 +114,7 @@ class Setting:
 
     @property
     def muon_seconds(self) -> float:
-        """Seconds that Muon takes to reach a loss, divided by AdamW's number of steps to reach it."""
+        """Muon's seconds to a loss, divided by the number of steps that AdamW takes to the same loss."""
         return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
 
     @property
@@ -233,7 +233,7 @@ _TRAVELS = {
     "updates": "^update|scatter from",
     "weights": "^parameter",
 }
-"""What travels in a step, in order, and a pattern for its phases; x is the input of Newton–Schulz."""
+"""What travels in a step, in order, each with a pattern for its phases; x is Newton–Schulz's input."""
 CUT_BUCKETS = 'zero1, cut="bucket"'
 BUILDERS: Mapping[str, Builder] = {
     **ALL,

@@ -255,7 +255,7 @@ def waits_exercise() -> Exercise:
 
 
 def line(slope: float, rest: float) -> Lead:
-    """A function that gives Muon's lead at a bandwidth; it is linear in 1 / bandwidth."""
+    """A made-up lead of Muon, as a function of the bandwidth; it is linear in 1 / bandwidth."""
 
     def lead(bandwidth: float) -> float:
         return slope / bandwidth + rest

@@ -26,7 +26,7 @@ class TraceSummary:
     ``matched`` are the names that the report added up. The CPU's track has the annotations ``full_step`` and
     ``launch`` (the optimizer's call), the GPU's has ``optimizer``. ``gpu_span`` goes from the GPU's first
     event to its last. ``busy`` is the part of that span in which any event ran; ``computing`` and
-    ``communicating`` are the parts in which such kernels ran.
+    ``communicating`` are the parts in which kernels of that kind ran.
     """
 
     file: str
@@ -70,7 +70,7 @@ class Ratio:
 
 
 def packaged_summaries() -> dict[str, TraceSummary]:
-    """The numbers that were read from the four traces. The traces are not needed."""
+    """Load the numbers that were read from the four traces. The traces themselves are not needed."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
     found = {}
     for key, entry in data["traces"].items():
@@ -83,7 +83,7 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """How many elements one rank moves in a step, by the sizes in the traces.
+    """How many elements one rank moves in a step, according to the sizes in the traces.
 
     ``world`` ranks train the ``whole`` model. tp cuts it into pieces of the size ``shard``, and dp divides
     each piece among ``ranks`` ranks (2 of 4). To complete a matrix on a boundary between slices, a rank
@@ -122,7 +122,7 @@ def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
 
 
 def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
-    """Muon's bytes divided by AdamW's: as the two runs sent them, and as equal settings would."""
+    """Muon's bytes divided by AdamW's: as the two runs sent them, and as with equal settings."""
     sizes = step_sizes(adamw, muon)
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
     # Muon's traces show only bf16 gathers; DDP all-reduces the whole model's fp32 gradients

@@ -99,7 +99,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: each rank's wait until the last one asks; 0 if its call ends before."""
+    """The exercise's reference: each rank's wait for the last one to ask; 0 if its own call ends before."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

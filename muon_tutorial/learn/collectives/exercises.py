@@ -109,7 +109,7 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks. Par counts bytes of an all_reduce built on it."""
+    """The hard exercise: a reduce_scatter on real ranks. Par counts bytes of an all_reduce that uses it."""
     play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:

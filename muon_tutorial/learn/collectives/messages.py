@@ -34,7 +34,7 @@ class PieceContent:
 
 
 def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A piece as one rank brings it. Its sums are exact in float32, so ``content_of`` can decode them."""
+    """A rank's summand of a piece. Sums of these are exact in float32, so ``content_of`` can decode them."""
     return torch.full((numel,), float(2**rank + piece * 2**ranks), dtype=dtype)
 
 

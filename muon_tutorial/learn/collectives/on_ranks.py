@@ -48,8 +48,6 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRun(MessageLog):
-    """One run of a collective on all ranks."""
-
     reports: tuple[CallReport, ...]
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
@@ -143,7 +141,7 @@ class LinkSpeed:
 
 
 def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
-    """The latency and bandwidth that fit measured messages with the least relative error; never negative."""
+    """The non-negative latency and bandwidth that fit measured messages with the least relative error."""
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     slope, latency = np.polyfit(size, time, 1, w=1 / time)
     if latency <= 0 or slope <= 0:
@@ -192,7 +190,7 @@ def moments_of(setting: Setting) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class SettingRuns:
-    """For each setting of the switches, whether ranks finished. A deadlock ends after ``SHORT`` seconds."""
+    """For each setting of the switches, whether all messages arrived. Deadlocks end after ``SHORT`` s."""
 
     arrived: dict[Setting, bool]
 

@@ -47,7 +47,7 @@ def hero() -> Picture:
 
 
 def draw_ladder(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
-    """What each rank holds after each round, and messages between; rounds after ``last`` stay empty."""
+    """What each rank holds after each round, and the messages between; rounds after ``last`` stay empty."""
     last = run.rounds if last is None else last
     width = round(max(_LEFT + _RIGHT + _pitch(run.ranks) * run.ranks, 540))
     figure, axes = blank(width, round(_y(run.rounds) + _STRIP + 16))

@@ -1,4 +1,4 @@
-"""What notebook 07 uses: two weights that tp cuts, the buffer that dp cuts, and three matrices in one."""
+"""What notebook 07 uses: two weights that tp cuts, the buffer that dp cuts, a weight of three matrices."""
 
 from __future__ import annotations
 

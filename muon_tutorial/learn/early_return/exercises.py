@@ -83,7 +83,7 @@ def largest_window(sizes: Sequence[int], limit: int) -> int:
 
 
 def most_held(sizes: Sequence[int], window: int) -> int:
-    """The most bytes that a loop holds: the largest sum of ``window`` sizes in a row.
+    """The largest number of bytes that a loop holds: the largest sum of ``window`` sizes in a row.
 
     >>> most_held([3, 1, 1, 4], 2)
     5

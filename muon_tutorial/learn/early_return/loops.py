@@ -32,7 +32,7 @@ COLUMNS = 24
 
 
 def one_by_one(count: int, gather: Callable, work: Callable, window: int = 1) -> Walk:
-    """Ask, wait, work; then the next."""
+    """Ask for a matrix, wait for it and work on it; then ask for the next."""
     for i in range(count):
         ticket = yield Start(gather(i))
         whole = yield Wait(ticket)
@@ -70,7 +70,7 @@ def busy_for(milliseconds: float) -> None:
 
 @dataclass(eq=False)
 class LoopWatch:
-    """The matrices that a loop worked on, and the most that it held (asked for and not done) at one time."""
+    """The matrices that a loop worked on, and how many at most it had asked for and not yet worked on."""
 
     asked: int = 0
     done: list[int] = field(default_factory=list)

@@ -109,7 +109,7 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
-    After each failed try, the next of ``hints`` is given, or the next of the ``Diagnosis``, if it has hints.
+    After each failed try, it gives the next hint: of the ``Diagnosis`` if it has any, otherwise of ``hints``.
     ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers are written to
     the reader's my_muon.py under the names in ``keeps``, one per answer.
 
@@ -237,7 +237,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
         said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(asked) else []
         return " ".join(said) or None
 
-    return Exercise(judge, praise="All of it stands above.")
+    return Exercise(judge, praise="You can find all of it above.")
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:

@@ -1,4 +1,4 @@
-"""Pictures of lesson 00: a matrix on a grid of ranks, and a step as a film, coloured by who keeps it."""
+"""Pictures of lesson 00: a matrix on a grid of ranks, and a step as a film. Colours show who keeps what."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _say_frame(film: StepFilm, moment: int) -> str:
 
 
 def _say_pieces(held: RankBoxes) -> str:
-    """What a rank holds, in words. Pieces that make up the whole matrix, or whole columns, are joined."""
+    """What a rank holds, in words. Pieces that form the whole matrix, or whole columns, count as one."""
     if sum(box.numel for box in held.boxes) == SHAPE[0] * SHAPE[1]:
         return "the whole matrix"
     left = min((box.offset[1] for box in held.boxes), default=0)

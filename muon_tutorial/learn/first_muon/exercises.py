@@ -28,7 +28,6 @@ TOY_LONGEST_FIRST = longest_first(TOY, (0, 0))
 
 
 def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
-    """The work of each rank."""
     loads = [0.0] * ranks
     for cost, rank in zip(costs, owners, strict=True):
         loads[rank] += cost
@@ -207,7 +206,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: those in wrong places, and those that these overwrite."""
+    """The matrices that the early code gets wrong: misplaced updates, and updates that those overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}

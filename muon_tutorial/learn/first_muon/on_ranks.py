@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank gave to an all_reduce. If it called none, its returned buffer."""
+        """The last whole buffer that a rank gave to an all_reduce; if it called none, the one it returned."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned
@@ -252,7 +252,7 @@ def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = F
 
 @contextmanager
 def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
-    """Note buffers handed to all_reduces, and bytes sent; raise MismatchError if ranks' buffers differ."""
+    """Note buffers handed to all_reduces, and bytes sent; MismatchError if ranks' sizes or dtypes differ."""
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
         kind = original.__name__
@@ -370,7 +370,7 @@ def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
 
 
 def time_steps(rank: int, ranks: int, seed: int, steps: int) -> list[float]:
-    """Fastest step in seconds, fp32: first replicated, then round robin. Must be called by all ranks."""
+    """Seconds of the fastest fp32 step, first replicated, then round robin. Must be called by all ranks."""
     world, seconds = LiveWorld(build_mesh({"dp": ranks})), []
     for strategy in ("replicated", "round_robin"):
         muon = Muon(parameters(seed, shapes=TIMED), strategy=strategy, mesh=world, orthogonalize="float32")

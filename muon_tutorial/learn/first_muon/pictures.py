@@ -43,7 +43,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
 
 
 def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
-    """The whole step: owners, what each rank hands over, and what comes back; wrong places framed red."""
+    """The whole step: owners, what each rank hands over, and what comes back. Wrong places are framed."""
     shown = [0] if run.agree() else list(range(run.ranks))
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))

@@ -250,7 +250,7 @@ _FIRST_FACTOR = {_ATEN.mm: 0, _ATEN.addmm: 1, _ATEN.bmm: 0, _ATEN.baddbmm: 1}
 
 
 class ProductCounter(TorchDispatchMode):
-    """The number of matrix products in a block, and their FLOPs, with a multiply-add counted as two."""
+    """Counts the matrix products in a block, and their FLOPs. A multiply-add counts as two."""
 
     products = flops = 0
 

@@ -60,7 +60,7 @@ def picture_of_one() -> Picture:
 
 
 def draw_scope(step: int, spectrum: str) -> Picture:
-    """The polynomial after ``step`` steps with a spectrum's values on it, and next to it that spectrum."""
+    """Left, the polynomial after ``step`` steps, with marks at a spectrum's values; right, that spectrum."""
     starts = spectra()[spectrum]
     ends = polynomial(starts, step)
     figure = card(740, 370)

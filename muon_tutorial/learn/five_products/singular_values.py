@@ -36,7 +36,7 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
 
 
 def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
-    """Floating-point operations of all products for an m × n matrix, with a multiply-add counted as two."""
+    """Floating-point operations of all products for an m × n matrix. A multiply-add counts as two."""
     short, long = min(m, n), max(m, n)
     return steps * (4 * short**2 * long + 2 * short**3)
 
@@ -113,7 +113,7 @@ def say_steps(rows: Sequence[tuple[float, float]], G: Tensor) -> str:
 
 
 def only_values_moved(X: Tensor, Y: Tensor) -> bool:
-    """Whether ``Y`` has the singular vectors of ``X``, that is, whether it is diagonal in their bases."""
+    """Whether ``Y`` has the singular vectors of ``X``, that is, whether ``Y`` is diagonal in their bases."""
     U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     inside = U.T @ Y @ Vt.T
     return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)

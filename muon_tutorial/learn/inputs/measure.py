@@ -56,6 +56,6 @@ def median_seconds(work: Callable[[], Any], times: int) -> float:
 
 
 def fastest(times: int, work: Callable[..., Any], *arguments: Any) -> float:
-    """The seconds of the fastest of ``times`` runs, which other load on the machine has delayed least."""
+    """The seconds of the fastest of ``times`` runs: the one that other work on the machine delayed least."""
     work(*arguments)
     return min(timed(lambda: work(*arguments))[1] for _ in range(times))

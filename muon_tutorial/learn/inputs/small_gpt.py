@@ -1,4 +1,4 @@
-"""A small GPT, trained for a few steps on Python's standard library, which gives lessons real gradients."""
+"""Trains a small GPT for a few steps on Python's standard library, so that lessons have real gradients."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class OwnedModel:
 
 @cache
 def owned_models() -> tuple[OwnedModel, ...]:
-    """The dense matrices and one rank's experts of a pipeline stage, for three models."""
+    """For three models: the matrices of one pipeline stage, with only those experts that one rank holds."""
     asked = (("deepseek-v3", 8, 16, 1, 16), ("kimi-k2", 8, 16, 0, 12), ("qwen3-30b-a3b", 4, 12, 1, 24))
     found = []
     for name, ep, pp, stage, owners in asked:

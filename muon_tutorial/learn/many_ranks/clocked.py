@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clocked:
-    """A published time, in ms, and the planner's for the same; ``row`` is its row in results/published.md."""
+    """Published ms, and the planner's for the same work; ``row`` is its row in results/published.md."""
 
     row: int
     what: str
@@ -16,7 +16,7 @@ class Clocked:
 
     @property
     def off(self) -> float:
-        """By how many times the planner is off, in either direction."""
+        """The longer of the two times, divided by the shorter."""
         return max(self.planned / self.published, self.published / self.planned)
 
 

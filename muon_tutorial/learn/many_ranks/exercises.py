@@ -45,8 +45,7 @@ def busiest(seconds: Iterable[float], owners: int) -> float:
 
 
 def enough_owners(seconds: Sequence[float]) -> int:
-    """The exercise's reference: the fewest owners with which no owner works longer than the costliest matrix
-    takes.
+    """The exercise's reference: the fewest owners with which the costliest matrix alone sets the time.
 
     >>> enough_owners([4, 2, 2, 1, 1])
     3

@@ -69,7 +69,6 @@ def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
 
 
 def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
-    """The weights after ``steps`` steps in one process."""
     weights = weights_with_gradients(seed)
     muon = Muon(weights)
     with measure.one_thread():

@@ -94,7 +94,6 @@ def matrices_of(model: str, tp: int) -> tuple[Matrix, ...]:
 
 @cache
 def step_at(model: str, ranks: int) -> StepAtScale:
-    """The planner's prediction for a model's step on ``ranks`` ranks."""
     matrices, grid = matrices_of(model, TP), Grid.of(dp=ranks // TP, tp=TP)
     largest = max(matrices, key=lambda matrix: newton_schulz_seconds((matrix,)))
     return StepAtScale(

@@ -35,9 +35,9 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ClipReport:
-    """One rank's result: each gradient's factor in both cases, and the most collectives of a case.
+    """One rank's result: each gradient's factor in both cases, and the larger number of collectives.
 
-    The others are wrong norms in the long case: ``alone`` is the norm of the rank's own part, ``copies``
+    The last three are wrong norms in the long case: ``alone`` is the norm of the rank's own part, ``copies``
     counts every copy of an entry, and ``added`` adds the ranks' norms instead of their squares.
     """
 

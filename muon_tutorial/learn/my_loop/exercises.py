@@ -182,7 +182,7 @@ def check_survival(
 ) -> Exercise:
     """The exercise: ``save`` and ``load``. A rank is killed, and the run resumes on another grid.
 
-    ``port`` returns the two other functions: the reader's if they have passed, and else the reference's.
+    ``port`` returns the two other functions: the reader's if they have passed, otherwise the reference's.
     """
 
     def judge(save: Callable, load: Callable) -> str | Diagnosis | None:

@@ -206,7 +206,6 @@ class BitsRow:
 
     @property
     def is_same(self) -> bool:
-        """Whether all tensors are equal to the bit."""
         return self.alike == self.tensors
 
 

@@ -223,7 +223,7 @@ def expected_settings() -> dict[str, tuple[str, float, float]]:
 
 
 def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
-    """Parameters that get the same bits in one process and on both grids from a step with one gradient."""
+    """The parameters that get the same bits in one process and on both grids, given the same gradient."""
     return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
 
 
@@ -255,7 +255,7 @@ def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor
 
 
 PARTS = 64
-"""The number of partial gradients that are summed to show the loss of a dtype."""
+"""The number of partial gradients that are summed to show how much precision a dtype loses."""
 
 
 def say_traps(seed: int) -> str:

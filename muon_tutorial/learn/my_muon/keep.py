@@ -175,7 +175,7 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
     """A line that says which functions of earlier lessons are the reader's, and which are the reference's.
 
-    Lines are counted, too: the reader's, and all of the complete file.
+    It also counts the reader's lines and those of the complete file.
     """
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]

@@ -118,7 +118,7 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
 
 
 def _say_rounding(module: ModuleType) -> str:
-    """How to get torch's bits, if the file's Newton–Schulz has others; empty if it has them."""
+    """How to get torch's bits if the file's Newton–Schulz gives other bits; empty if it gives torch's."""
     G = _integers((10, 6), 4).bfloat16()
     if torch.equal(module.newton_schulz(G), zeropower_via_newtonschulz(G)):
         return ""

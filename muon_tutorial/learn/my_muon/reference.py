@@ -279,7 +279,7 @@ class Route:
 
 
 def take(x: Tensor, hop: Hop, dtype: torch.dtype, at: Any, label: str) -> Generator[Any, Any, Tensor]:
-    """One hop. Lessons' networks answer at a yield; torch.distributed needs none."""
+    """One hop. In lessons, a network answers a yielded request; torch.distributed answers without a yield."""
     return hop.go(x.to(dtype))
     yield
 

@@ -35,7 +35,7 @@ LR, ADAMW_LR = 0.02, 0.003
 class RunRecord:
     """A rank's record of its run from step ``begin`` on: losses, seconds, bytes sent, and bytes of state.
 
-    ``means`` are the full gradients that the optimizer computed in each step; ``rates``, the learning rates.
+    ``means`` are the full gradients that the optimizer computed in each step; ``rates``: learning rates.
     """
 
     begin: int

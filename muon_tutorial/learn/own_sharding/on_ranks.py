@@ -80,8 +80,6 @@ class RankTrial:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsRun:
-    """A run of the three functions on all ranks."""
-
     dp: int
     tp: int
     seed: int

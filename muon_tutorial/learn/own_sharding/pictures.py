@@ -200,7 +200,7 @@ class JourneyMoment:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """A parameter's journey under one layout. ``owners`` is the owner of each rank's matrix, by rank."""
+    """A parameter's journey under one layout. ``owners`` has, for each rank, the owner of its matrix."""
 
     layout: str
     grid: Grid

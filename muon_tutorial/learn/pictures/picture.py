@@ -1,6 +1,6 @@
 """A picture that every notebook viewer shows: one opaque card in one ``<img>``, with alt text.
 
-An untrusted notebook shows no bare SVG, but an ``<img alt src="data:…">``. The card has its own background
+An untrusted notebook shows an ``<img alt src="data:…">``, but not a bare SVG. The card has its own background
 and ink, so it looks the same in any theme.
 """
 

@@ -25,7 +25,7 @@ HARMLESS = 0.25
 
 @functools.cache
 def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
-    """How far the update of shards alone is from UVᵀ, and that update in the whole matrix's directions."""
+    """The update of shards alone, compared with UVᵀ; and that update in the whole matrix's directions."""
     whole = matrices()[matrix]
     update = pieces_alone(whole, DIMS[cut], tp)
     return cuts.compare(update, whole), in_directions(update, whole)

@@ -88,7 +88,7 @@ def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
 
 
 Seconds = tuple[float, float, float]
-"""Seconds on a rank: for its piece alone, for a gather and the whole matrix, and for only that gather."""
+"""Seconds on a rank: work on its piece alone; a gather, then work on the whole matrix; only the gather."""
 
 
 def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Seconds:

@@ -130,7 +130,7 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         rest = iter(run.wanted)
         if not all(ranks in rest for ranks in report.made):  # the list's order is broken
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
-        # the groups that the rank left out before it made another, or before it returned
+        # groups that the rank did not make; if it is stuck, only those listed before its last group count
         last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
         left_out = (ranks for ranks in run.wanted[:last] if ranks not in report.made)
         left = next((ranks for ranks in left_out if rank not in ranks), None)
@@ -231,7 +231,7 @@ def _judge_along(made: object, grid: Grid, along: Sequence[str]) -> str | None:
     if missing := [each for each in right if sorted(each) not in [sorted(other) for other in said]]:
         return f"no group {list(missing[0])}."
     twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
-    return "a group, or a rank in it, stands there twice." if twice else None
+    return "a group, or a rank in a group, is there twice." if twice else None
 
 
 def quiz(dp: int, tp: int) -> Exercise:

@@ -190,7 +190,7 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
 
 
 def draw_moment(grid: Grid, order: Axis, skips: int, moment: int) -> Picture:
-    """One moment of the film: the groups that call, the ranks that each has heard of, and waiting ranks."""
+    """One moment of the film: the groups that call, whom each rank has heard of, and who waits."""
     now = film_of(grid, order, skips)[moment]
     frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
     width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
@@ -245,7 +245,7 @@ LAST = 4
 
 @dataclass(frozen=True, slots=True)
 class CallMoment:
-    """The axis whose groups call, whether they are done, which ranks each has heard of, and which wait."""
+    """The axis whose groups call, whether they have returned, whom each rank has heard of, and who waits."""
 
     axis: Axis | None
     ended: bool

@@ -51,7 +51,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The whole gradients on a dp position's part of ``gpt.py``, whose text sets the lessons' numbers."""
+    """The whole gradients on a dp position's part of ``gpt.py``. The lessons' numbers depend on its text."""
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)

@@ -101,7 +101,7 @@ class Recording:
         return [diary.rank for diary in self.diaries if diary.tiles[matrix][AXIS]]
 
     def busiest(self) -> str:
-        """The matrix that the most ranks orthogonalize; the first one on a tie."""
+        """The matrix that the largest number of ranks orthogonalize; on a tie, the first."""
         return max(self.shapes, key=lambda name: len(self.workers(name)))
 
 

@@ -63,7 +63,7 @@ def write_loudest() -> Exercise:
 
 
 def promise(G: Tensor, update: Tensor) -> Tensor:
-    """The exercise's reference: how far an update promises to lower the loss, at largest singular value 1."""
+    """The exercise's reference: how far an update promises to lower the loss at largest singular value 1."""
     return (G * update).sum() / torch.linalg.svdvals(update)[0]
 
 
@@ -335,7 +335,7 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
 
 
 def write_table() -> Exercise:
-    """The hard exercise: the update with no row longer than 1 that promises the largest fall of the loss."""
+    """The hard exercise: if no row may be longer than 1, which update promises to lower the loss most?"""
 
     def judge(function: Callable[[Tensor], Tensor]) -> str | Diagnosis | None:
         for G in _tables():

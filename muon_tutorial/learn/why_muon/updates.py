@@ -1,4 +1,4 @@
-"""Lesson 01: updates without momentum from one gradient, the loss that each saves, Muon's whole update."""
+"""Lesson 01: updates without momentum from one gradient, the loss after each, Muon's whole update."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 class RowChanges:
     """How much the other bytes' rows of the embedding's update change when one byte's gradient is erased.
 
-    ``counts``: how often each was read. ``changes``: the norm of a row's change, divided by the row's norm.
+    ``counts``: how often a byte was read. ``changes``: the norm of a row's change, divided by the row's norm.
     """
 
     erased: int

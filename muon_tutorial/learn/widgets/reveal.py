@@ -51,7 +51,7 @@ class ComparedPrediction:
 
 
 def is_same(mine: Any, found: Any) -> bool:
-    """Whether a prediction is right; case, tuples for lists, and a float's error of 1% do not matter."""
+    """Whether a prediction is right. Case, a tuple for a list, and an error of 1% of a float do not count."""
     if isinstance(mine, str) and isinstance(found, str):
         return mine.strip().casefold() == found.casefold()
     if isinstance(mine, list | tuple) and isinstance(found, list | tuple):

@@ -57,7 +57,7 @@ class Shell:
             self.canvas.value = f'<pre title="{ERROR_MARK}">{said}</pre>'  # marked, so that checks find it
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook displays: the controls in a kernel, a picture or its alt text without one."""
+        """What a notebook displays: the controls, or without a kernel a picture or its alt text."""
         still = self.still or self.picture
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         page = still.html if still else self.canvas.value
@@ -182,8 +182,7 @@ def play(
     first: int = 0,
     **controls: Any,
 ) -> Shell | Picture:
-    """A film of ``draw(moment=first … last, …)`` under its controls. Without a kernel, only ``still`` is
-    shown.
+    """A film of ``draw(moment=first … last, …)`` under its controls; without a kernel, only ``still``.
 
     ``draw`` is called once per combination of values, with the moment as the keyword that ``label`` names.
     ``interval``: milliseconds per picture. It must be longer than drawing takes, and drawing should take at
