@@ -232,7 +232,7 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
 
 
 def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
-    """The numbers of the fused weight's rows that a piece holds; MistakeError if it has no whole rows."""
+    """The numbers of the fused weight's rows that a piece holds; MistakeError if it has other rows."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
         came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
         raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))

@@ -51,7 +51,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How long to train, with which seed, how often to save, and which rank to kill after how many steps."""
+    """The steps and seed of a run, and the rank to kill. The steps also say when to save and when to kill."""
 
     steps: int
     seed: int = 0
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def fatal(self) -> int:
-        """The steps after which the victim is killed: between the first checkpoint and the second."""
+        """The number of steps after which the victim is killed, between the first two checkpoints."""
         return self.every + max(1, self.every // 2)
 
 

@@ -105,7 +105,6 @@ def verdict(axes: Axes, frame: Frame, text: str, right: bool, size: float = 12) 
 
 
 def arrow(axes: Axes, start: Point, stop: Point, **look: Any) -> None:
-    """An arrow from one point to another, in ink."""
     axes.add_patch(FancyArrowPatch(start, stop, **{"arrowstyle": "-|>", "color": INK, **look}))
 
 

@@ -35,7 +35,7 @@ def hero() -> Picture:
 
 
 def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
-    """Bytes that a rank sends in one phase, as on a ring: in a gather, its share, ranks − 1 times."""
+    """Bytes that a rank sends in one phase on a ring. In a gather, it sends its share ranks − 1 times."""
     total = 0
     for each in (each for each in recording.diaries[rank].sent if each.phase == phase):
         ranks = recording.grid.size(each.axis)
