@@ -1,4 +1,4 @@
-"""Lesson 10: counts the bytes that a rank sends on rings in a step of Muon or AdamW; flags do not count."""
+"""Lesson 10: the bytes that a rank sends on rings in a step of Muon or AdamW, without gradient flags."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class Wait:
 
 
 def waits(run: TrainingRun) -> list[Wait]:
-    """All waits of a run that hangs: each rank in an open call, and each rank that has not made that call."""
+    """All waits of a run that hangs: pairs of a rank in an open call and a rank that has not made it."""
     found = []
     for rank, report in enumerate(run.reports):
         if report.stuck:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clocked:
-    """Published ms, and the planner's for the same work; ``row`` is its row in results/published.md."""
+    """A time in ms, as published and as the planner has it; ``row`` is its row in results/published.md."""
 
     row: int
     what: str

@@ -1,4 +1,4 @@
-"""What notebook 08 uses: updates of a gradient whose shards are alone or gathered, heat maps, exercises."""
+"""What notebook 08 uses: a gradient's shards, orthogonalized alone or gathered; heat maps; exercises."""
 
 from __future__ import annotations
 

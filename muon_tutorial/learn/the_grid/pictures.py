@@ -245,7 +245,7 @@ LAST = 4
 
 @dataclass(frozen=True, slots=True)
 class CallMoment:
-    """The axis whose groups call, whether they have returned, whom each rank has heard of, and who waits."""
+    """The axis whose groups call; whether the calls have ended; whom each rank has heard of; who waits."""
 
     axis: Axis | None
     ended: bool

@@ -63,7 +63,7 @@ def write_loudest() -> Exercise:
 
 
 def promise(G: Tensor, update: Tensor) -> Tensor:
-    """The exercise's reference: how far an update promises to lower the loss at largest singular value 1."""
+    """The exercise's reference: how far an update of largest singular value 1 promises to lower the loss."""
     return (G * update).sum() / torch.linalg.svdvals(update)[0]
 
 

@@ -57,7 +57,7 @@ class Shell:
             self.canvas.value = f'<pre title="{ERROR_MARK}">{said}</pre>'  # marked, so that checks find it
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook displays: the controls, or without a kernel a picture or its alt text."""
+        """With a kernel, a notebook displays the controls; without one, a picture or its alt text."""
         still = self.still or self.picture
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         page = still.html if still else self.canvas.value
