@@ -26,7 +26,7 @@ LARGEST_VALUE = 1.45
 class Spectrum:
     """``values`` maps indices k = 1 … n to singular values. If it is None, a Gaussian matrix is not changed.
 
-    ``held_to``: a drop-in's limit: stock's error, a constant error, or only a largest singular value.
+    ``held_to`` is the limit of a drop-in: stock's error, a constant error, or only a largest singular value.
     """
 
     held_to: str
@@ -58,7 +58,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A matrix, fp32, with its singular vectors that count: [rows, r] and [columns, r], float64."""
+    """An fp32 matrix, and those of its singular vectors that count: [rows, r] and [columns, r], float64."""
 
     matrix: Tensor
     U: Tensor

@@ -1,6 +1,6 @@
 """Faults in data, not in processes: wrong gradients, settings, values and orders, on one rank or on all.
 
-Each changes what a rank builds, or its tensors just before one step. None knows how it is detected.
+Each fault changes what a rank builds, or its tensors just before one step. No fault knows how it is detected.
 """
 
 from __future__ import annotations
@@ -184,12 +184,12 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether ranks hold copies that the package can compare; FSDP2 and a user's functions have none."""
+    """Whether ranks hold copies that the package can compare. Not with FSDP2 or a user's functions."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1, one rank steps an element, and all of dp copies the result."""
+    """Whether copies can differ. Under zero1 over dp, one rank steps an element, and the others copy it."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 

@@ -47,7 +47,7 @@ class Started:
         return self.said.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it ended in time."""
+        """Wait for the end of the process; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
             return True
@@ -122,7 +122,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A ``train`` that is disturbed by how it is started (``words``), or after it started (``act``).
+    """A disturbed run of ``train``: it is started in an unusual way (``words``), or struck later (``act``).
 
     ``codes``: the exit codes that are allowed. ``moment``: the longest delay of ``act``, in seconds.
     """

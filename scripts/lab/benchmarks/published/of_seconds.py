@@ -31,7 +31,7 @@ def once_against_repeated() -> float:
     """Seconds if every rank repeats every matrix, divided by the seconds with one owner per matrix."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
-    layers = len(experts) // 48  # equal layers, so one is walked for all
+    layers = len(experts) // 48  # all layers are equal, so one is walked for all
 
     def taken(builder: Builder) -> float:
         of_dense = in_one(builder, dense, Grid.of(dp=1, tp=16))
@@ -71,12 +71,12 @@ def on_b200s(model: str, grid: str) -> ModelPlan:
 
 
 def added(plan: ModelPlan) -> float:
-    """By how many seconds ``layerwise`` takes longer than ZeRO-1 AdamW over the same matrices."""
+    """How many seconds more ``layerwise`` takes than ZeRO-1 AdamW over the same matrices."""
     return plan.estimates[0].seconds - plan.adamw
 
 
 def added_on_a800s() -> float:
-    """By how many ms ``layerwise`` takes longer than ZeRO-1 AdamW: Llama-3.1-8B on 128 A800s."""
+    """How many ms more ``layerwise`` takes than ZeRO-1 AdamW, for Llama-3.1-8B on 128 A800s."""
     return added(planned("llama-3.1-8b", "dp=128", a800s())) * 1e3
 
 
@@ -97,7 +97,7 @@ def added_part(model: str, gpus: int, muon_rate: float, grid: str) -> float:
 
 @cache
 def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: float) -> str:
-    """Which of the machine's numbers explain the difference: some are changed, and the rest are kept."""
+    """Change some of the machine's numbers, and say which of them explain the difference."""
     machine, step = find_machine("b200-infiniband"), step_of(model, gpus, muon_rate)
     fast = Link(1e15, 0.0)
     best = {dtype: (max(rates),) for dtype, rates in machine.gemm.items()}
