@@ -1,4 +1,4 @@
-"""Tests that a usual run leaves out, since other tests cover the same; ``-m exhaustive`` runs them.
+"""Tests that a usual run leaves out, because others cover their subjects; ``-m exhaustive`` runs them.
 
 ``LEFT_OUT`` lists whole tests and single cases that take long, each with the test that covers it in a usual
 run. If a table of cases has quick and slow ones, ``left_out`` marks the slow ones in the table.

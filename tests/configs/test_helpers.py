@@ -68,7 +68,7 @@ class NamedDDP(DistributedDataParallel):
 
 
 def run_zero1(rank: int) -> list[tuple[str, str]]:
-    """zero1's errors for parameters of a live DDP module, of a derived class, and of no DDP module."""
+    """zero1's errors for parameters of a DDP module, of a class derived from DDP, and of no DDP module."""
     mesh = build_mesh(SETUPS["dp"].axes)
     rig, derived = SETUPS["dp"].build(mesh), NamedDDP(mlp())
     makers = [

@@ -1,4 +1,4 @@
-"""The order rule: in any window and interleaving, all members of a group issue the same sequence."""
+"""The order rule: in any window and interleaving, all ranks of a group make their requests in one order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gloo's bytes by formula, by the kernel's counter of each socket, and by an interface's counter."""
+"""Gloo's bytes are those of the formula: by the kernel's counter of each socket, and by an interface's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted = counted = the formula: the plan alone gives the requests of a real step, to the byte."""
+"""The plan alone predicts the requests of a real step, and their bytes are those of the formulas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from ..worlds.requests import PARTS, ROOT, Ask
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
-    """Elements per tensor-parallel rank of each matrix that this rank orthogonalizes and tp cuts."""
+    """For each matrix that tp cuts and this rank orthogonalizes: the elements on a tensor-parallel rank."""
     return [
         entry.size
         for bucket in plan.buckets
@@ -61,15 +61,14 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def tp_gathers(plan: Plan, at: Coordinate) -> int:
-    """For each matrix in this rank's slice, of which a tp rank holds n elements: b·(T−1)·n bytes."""
+    """The sum of b·(T−1)·n bytes over this rank's matrices, of which a tp rank holds n elements each."""
     return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 
 def zero1_bytes(plan: Plan, at: Coordinate) -> int:
     """Bytes that a rank sends for a ``zero1`` plan that gathers whole buckets."""
     D, flags = plan.grid.size("dp"), 9 * 8
-    # Along a short axis, each rank sends its flags to every other rank. Along a longer axis, a ring sums
-    # them.
+    # Along a short axis, each rank sends its flags to all others. Along a longer axis, a ring sums them.
     total = tp_gathers(plan, at) + sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
     )

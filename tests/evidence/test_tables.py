@@ -1,4 +1,4 @@
-"""Tables name their contents, and the predicted ones contain formulas that equal the ledgers."""
+"""Tables name their contents, and the formulas in predicted tables equal the ledgers."""
 
 from __future__ import annotations
 

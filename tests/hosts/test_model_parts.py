@@ -201,7 +201,7 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """The weights, by name, whose parts differ from those that the model uses, with both."""
+    """For each weight whose parts are not those that the model uses: the used parts, and ours."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
@@ -245,7 +245,7 @@ def test_a_layout_that_is_not_the_models_is_seen() -> None:
 
 
 def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
-    """The hidden matrices of a model with gradients, the same at every call, and their groups."""
+    """A model's hidden matrices and their groups. The matrices have gradients, the same at every call."""
     kind, sizes = VARIANTS[name]
     model: Any = build(kind, **sizes).float()
     for place, param in enumerate(model.parameters()):

@@ -1,4 +1,4 @@
-"""Errors that were once silent with FSDP2 and FSDP1: two ranks take three steps and note messages.
+"""Errors that were once silent with FSDP2 and FSDP1. Two ranks take three steps, and note the messages.
 
 ``tests/guard/test_guard.py`` tests those of one process, ``test_other_hosts`` those of other packages.
 """

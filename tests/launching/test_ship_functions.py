@@ -26,7 +26,7 @@ class RebuildingError(Exception):
 
 
 class OtherArgumentsError(Exception):
-    """An exception that unpickling calls with one argument too few."""
+    """An exception that cannot be unpickled, because pickle passes one argument too few."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(one)

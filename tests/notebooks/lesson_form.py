@@ -35,7 +35,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
-    """The words of a page that a reader sees or hears: texts and alt texts, without folded ones."""
+    """The words that a page's reader sees or hears: texts and alt texts, except those inside a fold."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Seen(HTMLParser):
 
 
 def seen(page: str) -> str:
-    """The words of HTML that a reader sees before opening any fold, including alt texts.
+    """The words of HTML, including alt texts, that a reader sees before opening a fold.
 
     >>> seen('<p>a <img alt="b"></p><details><summary>c</summary>d</details>')
     ' a  b   '

@@ -1,4 +1,4 @@
-"""Notebooks run under papermill: as committed, on another grid with the solutions, twice, without network."""
+"""Notebooks run under papermill: without network, solved on another grid, and twice in one kernel."""
 
 from __future__ import annotations
 

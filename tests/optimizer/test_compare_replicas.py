@@ -1,4 +1,4 @@
-"""Ranks that should hold the same values begin with the same, and get an error when they differ later."""
+"""Ranks that should hold the same values begin with equal values, and get an error if they differ later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..configs.setups import error_of
 
 @cache
 def mesh_of(layout: str) -> DeviceMesh:
-    """Four ranks: two along dp (or HSDP's replicas), two along an axis that cuts nothing else."""
+    """Four ranks: two along dp (or HSDP's replicas) times two along tp (or HSDP's shards)."""
     if layout == "hsdp":
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
     return build_mesh({"dp": 2, "tp": 2})
@@ -243,7 +243,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 
 def hashed_by_steps(rank: int) -> list[int]:
-    """How many tensors a rank hashes in each of four steps. The user readies the third's gradients."""
+    """How many tensors a rank hashes in each of four steps. Before the last, gradients are readied."""
     model = network()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []

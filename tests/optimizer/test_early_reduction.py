@@ -29,7 +29,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 class Branches(nn.Module):
-    """A chain of matrices, one of which takes part only in every second step, and a vector for AdamW."""
+    """A vector for AdamW, a chain of matrices, and a matrix that takes part only in every second step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which parameters go to Muon: only hidden matrices, and no tied one with another role."""
+"""Only hidden matrices go to Muon, and no matrix that also has another role by a tie."""
 
 from __future__ import annotations
 

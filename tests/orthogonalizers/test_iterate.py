@@ -170,7 +170,7 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the bytes of each storage that an operation newly makes, outside the known tensors."""
+    """Notes the bytes of each storage that an operation makes, except the storages of known tensors."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A plan's information about parameters: placements of real DTensors, and marks on hand-cut tensors."""
+"""How parameters are sharded is read from placements of real DTensors, and from marks on hand-cut tensors."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
         for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
             assert isinstance(param, DTensor)
             mine = distribute_tensor(grad, mesh["tp"], param.placements)
-            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # 0 and 2 over dp: the mean is the whole
+            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # dp: 0 and 2 times, so 1 in the mean
         muon.step()
     return [param.full_tensor().detach() for param in net.parameters() if isinstance(param, DTensor)]
 

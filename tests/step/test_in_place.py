@@ -86,7 +86,7 @@ def assert_alike(ranks: Ranks, others: Ranks) -> None:
 
 
 def peak(plan: Plan, rank: int) -> int:
-    """From a walk without data: one rank's most bytes beyond parameters, gradients and momentum."""
+    """One rank's peak of bytes beyond parameters, gradients and momentum, by a walk without data."""
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:

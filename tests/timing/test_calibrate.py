@@ -151,7 +151,7 @@ def ask(request: Collective) -> Walk:
 
 
 def rough_rates(rank: int) -> calibration.ComputeRates:
-    """A core's rates by a few operations on little data, which takes a second."""
+    """Measure a core's rates roughly, with few operations on little data, in about a second."""
     calibration.COLD, calibration.SWEPT, calibration.SWEEPS = 1_000_000, 1_000_000, 10
     calibration._seconds.__defaults__ = (0.005,)
     calibration.measure_products.__defaults__ = ((16, 64),)

@@ -76,7 +76,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks, to work out who shares what takes most of a plan's time and memory."""
+    """Over thousands of ranks, this takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 
@@ -162,7 +162,7 @@ def test_ranks_that_share_a_node_share_its_cores_whatever_their_axis() -> None:
     each = [
         next(one for one in found.estimates if one.strategy == "replicated") for found in (alone, crowded)
     ]
-    # A quarter of the layers, on a quarter of a core.
+    # Each rank has a quarter of the layers, but also only a quarter of a core.
     assert each[1].product == pytest.approx(each[0].product, rel=0.01)
 
 
@@ -203,7 +203,7 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
 
 
 def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
-    """Where a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
+    """If a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
     few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
     assert any("the least possible" in line for line in say(few))
     whole = next(one for one in few.estimates if one.strategy == "layerwise")
@@ -301,7 +301,7 @@ def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> No
 
 
 def test_more_matrices_than_can_be_planned_are_refused() -> None:
-    """Every expert whole on each of 16,384 ranks: the plan itself would take 24 GB and minutes."""
+    """With every expert whole on each of 16,384 ranks, the plan itself would take 24 GB and minutes."""
     with pytest.raises(GridError, match="16,384 ranks would hold 69,120 matrices; take more ep or pp"):
         plan_model(find_model("kimi-k2"), read_sizes("dp=2048,tp=8"), find_machine("h100-infiniband"))
 

@@ -1,6 +1,6 @@
-"""Under ``torchrun --max-restarts``, runs whose ranks are killed end like undisturbed runs.
+"""Under ``torchrun --max-restarts``, a run in which a rank is killed has the same end as an undisturbed run.
 
-A usual run leaves these out, because ``test_two_agents`` also kills a rank.
+A usual run leaves these tests out, because ``test_two_agents`` also kills a rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def torchrun(ranks: int, folder: Path, *options: str, restarts: int = 2) -> Iter
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Wait for the end. One rank alone prints the result, once."""
+    """Wait for the end, and assert that the result was printed exactly once."""
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     (result,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))

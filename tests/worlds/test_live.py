@@ -137,7 +137,7 @@ def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
 
 
 def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
-    """The other rank's number, three times."""
+    """A request for the other rank's number, three times."""
     to_other = (0, 3) if rank == 0 else (3, 0)
     mine = torch.full((3,), base + rank)
     return Collective(
@@ -146,7 +146,7 @@ def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
 
 
 def test_exchanges_leave_a_users_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages only without it
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with torch's checks, exchanges are no messages
     first, second = launch(messages_of_ones_own, 2)
     assert first == (-1.0, [11.0] * 3, [21.0] * 3)
     assert second == (-1.0, [10.0] * 3, [20.0] * 3)
