@@ -55,7 +55,7 @@ EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
-ONE, ALL = 1, None  # bytes of a round: so few that owners have one matrix each, or the default
+ONE, ALL = 1, None  # bytes of a round: with 1, owners have one matrix each; None is the default
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "

@@ -99,7 +99,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
-    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and its previous state is gone
+    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and the previous state of ``its`` is gone
     assert_go_on_alike((model, both), (other, its), range(2))
 
 

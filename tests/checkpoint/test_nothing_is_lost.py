@@ -225,7 +225,7 @@ class Cut(dict):
     [
         ("the model", OSError(5, "planted")),
         ("the model", KeyboardInterrupt("planted")),
-        ("the optimizer", KeyboardInterrupt("planted")),  # its errors are in ``test_integrity``
+        ("the optimizer", KeyboardInterrupt("planted")),  # for its own errors, see ``test_integrity``
     ],
 )
 def test_what_was_half_loaded_is_not_stepped_until_a_load_succeeds(

@@ -344,7 +344,7 @@ SETUPS: dict[str, Setup] = {
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
-MATRICES = 4  # the number that all ranks together step, in every setup
+MATRICES = 4  # the number of matrices that all ranks together step, in every setup
 
 
 def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:
@@ -358,7 +358,7 @@ HELPERS: dict[str, Callable[[Setup, TpDim, DeviceMesh], DistributedConfig | None
         mesh, list(setup.names), tp_dim=tp_dim
     ),
     "create_dtensor_config": lambda *_: create_dtensor_config(),
-    "no keyword": lambda *_: None,  # DTensors use ``create_dtensor_config``
+    "no keyword": lambda *_: None,  # for DTensors, ``create_dtensor_config``
 }
 
 

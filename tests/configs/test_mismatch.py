@@ -86,7 +86,7 @@ def run_dtensors(rank: int) -> dict[str, Said]:
     partial_sum = nn.Parameter(DTensor.from_local(shared, mesh, [Partial(), Replicate()], run_check=False))
     sharded = nn.Parameter(distribute_tensor(shared, mesh, [Shard(0), Shard(1)]))
     odd = sharded if rank != 1 else nn.Parameter(distribute_tensor(shared, mesh, [Shard(0), Replicate()]))
-    if rank != 1:  # distributing is collective
+    if rank != 1:  # ``distribute_tensor`` is collective
         distribute_tensor(shared, mesh, [Shard(0), Replicate()])
     fsdp, tp = mesh.get_group("fsdp"), mesh.get_group("tp")
     makers: dict[str, tuple[list[nn.Parameter], Callable[[], DistributedConfig | None]]] = {

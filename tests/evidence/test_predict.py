@@ -281,7 +281,7 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Gri
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
     """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
 
-    A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
+    A rank works with its tensor-parallel group on a matrix even if its own piece does not reach its slice.
     """
     plan, ranks = planned(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
@@ -290,7 +290,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks, each matrix goes out without its owner's piece; the other ranks' pieces come back."""
+    """The other ranks send each matrix to its owner, except its own piece, and get their pieces back."""
     plan, ranks = planned(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):

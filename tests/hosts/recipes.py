@@ -86,7 +86,7 @@ ALL = {
     "lora": Recipe(TORCHRUN_2, 2, needs="peft", alone="lora"),
     "sft": Recipe(TORCHRUN_2, 2, needs="trl", alone="sft"),
 }
-"""All recipes share ``tiny.py`` and ``tiny_tp.py``; some import the loop of another one."""
+"""All recipes share ``tiny.py`` and ``tiny_tp.py``; some import the loop of another recipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def skip_unless_installed(name: str) -> None:
 
 
 KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6|11)\b|Signal (6|11) ")
-"""Output about a process that was ended by a signal, not by an error in Python."""
+"""Output of a launcher about a process that a signal ended, and not an error in Python."""
 
 
 def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
@@ -186,7 +186,7 @@ def _be_a_rank(words: list[str], folder: Path, environment: dict[str, str], rank
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's environment, without launchers' variables, and with the watch."""
+    """This process's environment without launchers' variables, but with those of the watch."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {

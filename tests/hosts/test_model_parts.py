@@ -104,7 +104,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
         "mamba_dt_rank": 2,
-        "n_mamba_heads": 1,  # zamba runs heads in turn, so several would look like several matrices
+        "n_mamba_heads": 1,  # zamba runs head after head, so several heads would look like several matrices
         "attention_hidden_size": 64,
         "head_dim": 16,
         "num_key_value_heads": 4,

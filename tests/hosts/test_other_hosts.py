@@ -219,7 +219,7 @@ def under(rank: int, names: Sequence[str]) -> dict[str, str]:
     heard = {}
     if any(name.startswith("DeepSpeed") for name in names):
         deepspeed: Any = importlib.import_module("deepspeed")
-        deepspeed.ops.__compatible_ops__.clear()  # it would compile collectives of its own
+        deepspeed.ops.__compatible_ops__.clear()  # DeepSpeed would compile collectives of its own
         deepspeed.init_distributed("gloo")
     for name in names:
         stage = name.removeprefix("DeepSpeed, stage ")

@@ -89,7 +89,7 @@ def noted(steps: int = EPOCHS * STEPS, norm: float = MAX_NORM, before: float = 1
 
 @pytest.mark.parametrize("changed", ["parameters", "state", "steps"])
 def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
-    """It notices one element of a parameter or of an optimizer's state, and a schedule that began anew."""
+    """It notices one wrong element of a parameter or of a state, and a schedule that began again."""
     whole, half = noted(), noted()
     del half.steps[:STEPS]
     recipes.check_resumed([whole], [half])

@@ -174,7 +174,7 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
 def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(
     tmp_path, ranks: int, thorough: tuple[str, ...]
 ) -> None:
-    """It also holds for Muon alone, whether it knows the cuts from placements or a config."""
+    """This also holds for Muon without AdamW, whether it knows the cuts from placements or from a config."""
     cases = [
         (layout, "pair", how)
         for layout in LAYOUTS[ranks]
@@ -199,7 +199,7 @@ def save_slices(rank: int, folder: str) -> str:
     train(model, both, range(1, 2))
     try:
         dcp.save({"optimizer": get_optimizer_state_dict(model, both)}, checkpoint_id=f"{folder}/saved")
-    except BaseException as error:  # the library's own error is no Exception
+    except BaseException as error:  # torch's CheckpointException is no Exception
         return str(error)
     return "saved"
 

@@ -288,7 +288,7 @@ def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
 
 
 def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
-    """With ``include_frozen=True``, only one layer's bias trains in the first epoch."""
+    """With ``include_frozen=True``, matrices may be frozen at first, so that only a layer's bias trains."""
     model = network()
     for param in model.parameters():
         param.requires_grad_(param.ndim == 1)

@@ -213,7 +213,7 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
     module: nn.Module = nn.Linear(4, what, bias=False)
     if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
         return within(path, module)
-    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer lies beside them
+    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer is beside the experts
     inner = path.removeprefix("layers.0.mlp.")
     if not inner.startswith("experts"):
         first, *rest = inner.split(".")

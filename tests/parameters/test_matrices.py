@@ -136,7 +136,7 @@ def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) -> None:
-    """Its pieces would not be rectangles of rows and columns."""
+    """The pieces would not be rectangles of rows and columns."""
     groups: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "flatten"}]
     with pytest.raises(StrategyError, match=f"parameter 0 is cut along dimension {dim} by 'tp'"):
         describe_matrices(groups, Grid.of(tp=2).at(0), dim)
@@ -272,7 +272,7 @@ def whole_gradients(step: int) -> list[Tensor]:
 
 
 def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
-    """It holds for uneven, empty and strided shards, too."""
+    """This also holds for uneven, empty and strided shards."""
     net = numbered_net()
     stock = torch.optim.Muon(net.parameters(), lr=0.02)
     for step in range(2):

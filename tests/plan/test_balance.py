@@ -74,7 +74,7 @@ def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder
     ],
 )
 def test_public_models_are_shared_within_a_tenth_of_the_best(model: str, tp: int) -> None:
-    """With default options. A round costs the work of its busiest rank."""
+    """Options are the defaults. A round costs the work of its busiest rank."""
     shape = find_model(model)
     if (shape.heads or tp) % tp:
         with pytest.raises(GridError, match=f"tp={tp} does not divide the {shape.heads} heads"):

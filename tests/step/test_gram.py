@@ -103,7 +103,7 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """If the minimum aspect is above that of every matrix, everything is gathered."""
+    """Every matrix is gathered if its aspect is below the minimum aspect."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)

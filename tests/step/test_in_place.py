@@ -107,7 +107,7 @@ UNCUT = [Matrix(i, f"m{i}", (64, 128)) for i in range(8)]
 @pytest.mark.parametrize("strategy", ["replicated", "owner_per_replica", "owner"])
 @pytest.mark.parametrize("dp", [2, 4])
 def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int) -> None:
-    """It also holds one matrix's Newton–Schulz input, in fp32."""
+    """A step also holds one matrix's Newton–Schulz input, in fp32."""
     plan = STRATEGIES[strategy](UNCUT, Grid.of(dp=dp))
     one = newton_schulz_buffers(64, 128) + 4 * 64 * 128
     held = WIRE * ELEMENTS
@@ -141,7 +141,7 @@ def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
 
 @pytest.mark.parametrize("dp", [2, 4])
 def test_zero1_holds_the_flat_gradient_and_its_slice(dp: int) -> None:
-    """It holds a whole fp32 bucket to send and a slice to receive, and later the other way round."""
+    """A rank sends a whole fp32 bucket and receives a slice; later it sends a slice and receives a bucket."""
     plan = STRATEGIES["zero1"](UNCUT, Grid.of(dp=dp))
     slice_ = 4 * ELEMENTS // dp
     for rank in range(dp):

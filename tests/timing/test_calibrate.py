@@ -177,7 +177,7 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
         estimate("zero1", STRATEGIES["zero1"], [Matrix(0, "w", (16, 16))], Grid.of(dp=2), machine).seconds > 0
     )
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # nothing is measured in vain
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # it is refused before it measures
     capsys.readouterr()
     assert main(["calibrate", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"

@@ -57,8 +57,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_ranks(plan, H100, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Rounds of zero1 and round_robin overlap in chains of messages; clocks take these collectives one
-        # after the other.
+        # Rounds of zero1 and round_robin overlap in chains of messages, but clocks run them one by one.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
         busiest = step_cost.busiest(plan).rank
@@ -167,7 +166,7 @@ LIMITS = {"one matrix": 1, "many": 400_000_000}
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(("model", "grid"), [*SMALL, *(left_out(*case) for case in LARGER)])
 def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, limit: str) -> None:
-    """They agree within two per cent, for each strategy, over dense matrices and over experts."""
+    """Both times agree within two per cent, for each strategy, over dense matrices and over experts."""
     sizes = read_sizes(grid)
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():

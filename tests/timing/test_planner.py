@@ -114,7 +114,7 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
 @pytest.mark.parametrize("duplex", [True, False])
 @for_all
 def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
-    """It holds whether or not a rank's thread can send and receive at the same time."""
+    """This holds whether or not a rank's thread can send and receive at the same time."""
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
@@ -198,7 +198,7 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
     assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", round_bytes=10**9)))
     few = planned("gpt2", "dp=24,pp=4", round_bytes=500_000_000)
     assert any("the least possible" in line for line in say(few))
-    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices for 8 owners: not the floor
+    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices, 8 owners: not the floor
     assert not any("the least possible" in line for line in say(many))
 
 
@@ -267,7 +267,7 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
 
 
 def test_more_shards_never_take_more_memory() -> None:
-    """FSDP2 reduces a layer's gradients at once, even if a rank keeps only few of them."""
+    """FSDP2 reduces all of a layer's gradients at once, even if a rank keeps only few of them."""
     found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64)]
     for fewer, more in itertools.pairwise(found):
         for one, other in zip(fewer.estimates, more.estimates, strict=True):

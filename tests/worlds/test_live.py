@@ -104,8 +104,8 @@ def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
 def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
     debug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, the
-    places, and which meshes are refused."""
+    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, their
+    places on the mesh, and which meshes are refused."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
     asked, found = asks(), launch(on_one_of_three, PARTS, timeout=ASKED_OF_LAUNCH)
     for name, program in PROGRAMS.items():
@@ -120,7 +120,7 @@ def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
 
 
 def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
-    """A user's tagged message, sent while two worlds on one mesh exchange, and both worlds' answers."""
+    """A user's tagged message, sent during exchanges of two worlds on one mesh; and both worlds' answers."""
     mesh = build_mesh({"dp": 2, "tp": 1})
     worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
     own = torch.full((3,), -1.0)
@@ -173,7 +173,7 @@ def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
 
 
 def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> None:
-    """All have the mesh's timeout, also a group of the whole world, of one rank, or over two axes."""
+    """All groups have the mesh's timeout, also those of the whole world, of one rank, or over two axes."""
     found = launch(on_one_of_four, 4, timeout=ASKED_OF_LAUNCH)
     for number, axes in enumerate(AXES):
         local = LocalWorld(DP2_TP2).run([one(gather_ranks(rank, axes)) for rank in DP2_TP2.ranks])

@@ -123,7 +123,7 @@ def _strategies_of(
     # if all owners had equally many elements, but it pads each owner's part to the longest part.
     shared = 2 * formulas.rho(D) * N * formulas.WIRE_BYTES
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
-    owned, sharded = shared / D, (("dp", Shard(0)),)  # to the owners and back, a mean over ranks
+    owned, sharded = shared / D, (("dp", Shard(0)),)  # to owners and back; a mean over ranks
     yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
 
 

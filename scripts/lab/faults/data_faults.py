@@ -282,7 +282,7 @@ FAULTS: Mapping[str, DataFault] = {
         strike=_every_gradient(lambda grad: grad.mul_(0.5)), ready=True, out_of_step=True, fits=_planned
     ),
 }
-"""By name. ``nothing`` is the control: it must always survive."""
+"""Faults by name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
 """Faults that only ``initial_values="compare"`` finds: by default, ranks get the first rank's values."""

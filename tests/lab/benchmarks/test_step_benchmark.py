@@ -25,7 +25,7 @@ from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, Ra
 CPU = torch.device("cpu")
 SMALL = StepSet(((16, 16), (32, 16), (16, 32)) * 4)
 KELLER_JORDAN_OPERATIONS = 5 * (2 * 16**3 + 2 * 16**3 + 2 * 16**3)
-"""For one 16 × 16 matrix: five times three products."""
+"""Five iterations of three products of 16 × 16."""
 
 
 class WritesToGradients(torch.optim.SGD):

@@ -57,7 +57,7 @@ def lower_bound() -> float:
     ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
-    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders
+    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # summed over holders
     adamw = formulas.zero1_adamw(DP, sum(matrix.numel for matrix in moonlight()), 4, 4)
     return 1 + formulas.boundary_received(shared) / DP / float(adamw)
 

@@ -50,7 +50,7 @@ def two_dies() -> float:
     machine, share = machine_of("MI250 die"), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
-    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work
+    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp ranks repeat the work
     one = walk_ranks(replicated(alone, Grid.of(dp=1, tp=1)), machine).seconds
     two = walk_ranks(replicated(both, Grid.of(dp=1, tp=2)), machine).seconds
     forward_and_backward = one * (1 - share) / share
@@ -117,8 +117,8 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
 def grug(nodes: int, steps: int, homes: int = 1) -> float:
     """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
-    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. With ``homes``
-    nodes that each keep whole matrices, a node has only its share of the work.
+    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. If ``homes``
+    nodes keep whole matrices instead, each has only its share of the work.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32
@@ -131,7 +131,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 
 
 def awaited_at_the_end() -> float:
-    """Seconds of a step that waits for each all_gather, divided by those of one that waits at the end.
+    """Seconds of a step that waits for each all_gather, divided by those of a step that waits at the end.
 
     Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of eight parameters,
     each rank steps one, and an all_gather sends the eight results to all ranks.
