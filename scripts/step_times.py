@@ -217,7 +217,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error; and how many clearly different pairs keep their order."""
+    """Median, 90th percentile and largest error; how many pairs of clearly different times keep order."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right

@@ -50,7 +50,7 @@ hundredth of the first half. "nearly zero" is a Gaussian matrix whose norm is be
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of a result X: ``error`` is ‖UᵣᵀXVᵣ − I‖/√r for the r singular vectors that count, ``largest`` ‖X‖₂."""
+    """Of a result X: ``largest`` is ‖X‖₂; ``error`` is ‖UᵣᵀXVᵣ − I‖/√r for r singular vectors that count."""
 
     error: float
     largest: float

@@ -47,7 +47,7 @@ def give(params: list[torch.nn.Parameter], step: int, cut: bool) -> None:
 
 @cache
 def by_stock() -> list[Tensor]:
-    """The whole parameters after three steps of ``torch.optim.Muon``; not to be written to."""
+    """The whole parameters after three steps of ``torch.optim.Muon``. Callers must not write to them."""
     params = own_params(cut=False)
     stock = torch.optim.Muon(params, **OPTIONS)
     for step in range(1, 4):

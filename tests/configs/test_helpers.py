@@ -1,5 +1,5 @@
-"""Every entry of the helper table, on real processes with real modules and backward passes: it gives exactly
-the single process's parameters, and Newton–Schulz runs exactly once per matrix in the whole world."""
+"""On real processes, with real modules and backward passes, every entry of the helper table gives exactly the
+single process's parameters, and runs Newton–Schulz exactly once per matrix in the whole world."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     ],
 )
 def test_bytes_of_one_collective_by_hand(kind: Any, sent: tuple[int, ...]) -> None:
-    """Three ranks, pieces of four floats (two by two for all_to_all), the root in the middle."""
+    """Each of three ranks has pieces of four floats (of two for all_to_all). The root is the middle rank."""
     assert ROOT == 1
     requests = [Ask(kind, 4).request(rank) for rank in range(PARTS)]
     assert tuple(ring_bytes(r, Grid.of(dp=PARTS).at(rank)) for rank, r in enumerate(requests)) == sent

@@ -1,4 +1,4 @@
-"""The table of hosts, every cell run: python -m tests.hosts.table > tests/hosts/hosts_table.md
+"""Makes the table of hosts from runs: python -m tests.hosts.table > tests/hosts/hosts_table.md
 
 With names of recipes as arguments, it runs only those.
 """

@@ -102,7 +102,7 @@ def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
 
 
 def test_the_checks_of_training_notice() -> None:
-    """They notice gradients that were not clipped or not averaged, and wrong parameters or momentum."""
+    """The checks notice gradients that were not clipped or not averaged, and wrong parameters or momentum."""
     right, reference = noted(), Reference(noted(), 1e-3, 1e-3, 1e-3)
     away = noted()
     away.parameters["w"][1], away.state["w"]["momentum_buffer"][1] = 1.1, 1.1

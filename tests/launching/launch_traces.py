@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def heed_interrupts() -> None:
-    """Make a child react to SIGINT: a shell's background job ignores it, and its children inherit that."""
+    """Make a child react to SIGINT, which a shell's background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""A rank's value may run any code while it is unpickled: launch() goes on, and names the rank."""
+"""launch() goes on if a rank's value runs any code while it is unpickled, and names the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit names eight wrong Muons: under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
+"""An audit recognizes eight wrong Muons under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
 
 from __future__ import annotations
 

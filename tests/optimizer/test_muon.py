@@ -1,4 +1,4 @@
-"""Muon in one process: the bits of torch.optim.Muon, except for two fixed bugs, and with named errors."""
+"""In one process, Muon gives the bits of torch.optim.Muon, except for two fixed bugs, and named errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pair as one optimizer: it does the same as Muon and AdamW side by side."""
+"""As one optimizer, the pair does the same as Muon and AdamW side by side."""
 
 from __future__ import annotations
 

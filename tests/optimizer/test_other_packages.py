@@ -147,7 +147,7 @@ def test_two_more_steps_after_going_to_another_package_are_ours(package: Package
     ("package", "place"), [("muon-optimizer", "step"), ("dion", "step_dev"), ("dion", "")]
 )
 def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, place: str) -> None:
-    """dion counts steps in the parameter's state, and once did in its group."""
+    """dion counts steps in the parameter's state; its earlier versions counted them in the group."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
     params = dict(model.named_parameters())

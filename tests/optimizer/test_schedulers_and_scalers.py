@@ -1,4 +1,4 @@
-"""Schedulers, ``GradScaler`` and clipping, as hosts use them with any optimizer."""
+"""Schedulers, ``GradScaler`` and clipping work as hosts use them with any optimizer."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ EXCEPTIONS = {
     ("qwen3-8b", 64, "owner"): (1.11, FEW),
     ("qwen3-8b", 64, "layerwise"): (1.11, FEW),
 }
-"""By model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
+"""For each model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
 
 
 def worked(plan: Plan) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Models by name, config.json or function: counted as transformers builds them, cut as Megatron-LM does."""
+"""Models (a name, config.json or function) are counted as in transformers, and cut as in Megatron-LM."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def find_peers(peers: Iterable[Peer] = PEERS) -> tuple[list[StepContender], list[str]]:
-    """Return the peers that can be imported, and a line for each of the others."""
+    """Return the peers that can be imported, and a line about each of the other peers."""
     found, missing = list[StepContender](), list[str]()
     for peer in peers:
         try:

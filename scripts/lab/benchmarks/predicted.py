@@ -107,7 +107,7 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
 def _strategies_of(
     D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
-    """Name, formula, the step's bytes by the formula, bytes sent before the step, bytes by the ledger."""
+    """Yield name, formula, the step's bytes by the formula, bytes sent before a step, bytes by the ledger."""
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None

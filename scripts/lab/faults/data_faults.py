@@ -23,7 +23,7 @@ from .job import Blueprint, Rig
 HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
-"""Faults that leave a rank without a gradient: if the step averages, the missing gradient counts as zero."""
+"""Faults that leave a rank without a gradient. If the step averages, the missing gradient counts as zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ FAULTS: Mapping[str, DataFault] = {
 """Faults by name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
-"""Faults that only ``initial_values="compare"`` finds: by default, ranks get the first rank's values."""
+"""Only ``initial_values="compare"`` finds these: by default, ranks get the first rank's values."""
 
 NAMELESS = {"equal shapes swapped, without names"}
 """Faults for which no rank passes names of parameters."""

@@ -1,4 +1,4 @@
-"""The split of wall time, its picture, and the document that Perfetto opens: pure functions of a timeline."""
+"""The split of wall time, its picture, and Perfetto's document are pure functions of a timeline."""
 
 from __future__ import annotations
 
