@@ -418,7 +418,6 @@ def write_all(
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
-    """The cases of reduction during backward on a link."""
     ranks = (2, 4) if mbit is None else (2,)
     return [
         OverlapCase(strategy, count, TOKENS, link_text(mbit))

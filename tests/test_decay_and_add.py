@@ -57,7 +57,6 @@ def one_thread():
 
 
 def stock_step(param: Tensor, update: Tensor, lr: float | Tensor, adjusted: float | Tensor) -> None:
-    """Step a parameter as torch.optim.Muon does."""
     param.mul_(1 - lr * WEIGHT_DECAY)
     param.add_(update, alpha=-adjusted)  # type: ignore[arg-type]
 

@@ -362,5 +362,4 @@ def code_lines(name: str) -> list[str]:
 
 
 def marked_lines(name: str) -> list[str]:
-    """The lines marked with ``# Muon``."""
     return [line for line in code_lines(name) if line.endswith("  # Muon")]

@@ -78,7 +78,6 @@ OTHERS = """
 
 
 def as_markdown(rows: list[dict[str, str]]) -> str:
-    """The table, and what its cells mean."""
     packages = ("torch", "accelerate", "transformers", "lightning")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     table = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]

@@ -45,7 +45,6 @@ def still_running(pids: Iterable[int], within: float) -> set[int]:
 
 
 def free_port() -> int:
-    """A port on which no process listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -56,8 +56,6 @@ def move(shell: Shell, position: Mapping[str, Any]) -> str:
 
 
 class Tags(HTMLParser):
-    """All tags of a page with their attributes."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []

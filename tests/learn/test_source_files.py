@@ -48,7 +48,6 @@ def is_words(node: ast.stmt) -> bool:
 
 
 def named_colours(module: ast.Module) -> list[str]:
-    """The colours that a module names."""
     return COLOUR.findall(ast.unparse(module))
 
 

@@ -74,7 +74,6 @@ def is_hidden(cell: Mapping[str, Any], what: str) -> bool:
 
 
 def has(cell: Mapping[str, Any], *tags: str) -> bool:
-    """Whether a cell has all of these tags."""
     return set(tags) <= set(cell["metadata"].get("tags", ()))
 
 
@@ -200,7 +199,6 @@ def code_lines_of(source: str) -> list[str]:
 
 
 def visible_code_lines(notebook: Mapping[str, Any]) -> int:
-    """The number of lines of code that a reader sees."""
     cells = [
         cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
     ]
@@ -208,7 +206,6 @@ def visible_code_lines(notebook: Mapping[str, Any]) -> int:
 
 
 def visible_words(notebook: Mapping[str, Any]) -> int:
-    """The number of words of prose that a reader sees."""
     return sum(
         len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
     )

@@ -57,7 +57,6 @@ class Tokens(nn.Module):
 
 
 def on(layout: str, model: nn.Module) -> Any:
-    """The model in a host's layout."""
     if layout == "ddp":
         return DistributedDataParallel(model)
     if layout in ("unnamed", "uneven"):

@@ -228,7 +228,6 @@ def everything(rank: int) -> dict[str, Result]:
 
 
 def heard(case: Callable[[], list[Tensor]]) -> Result:
-    """A case's result, or its error."""
     try:
         return "", "", case()
     except TutorialError as error:

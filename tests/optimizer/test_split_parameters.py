@@ -197,7 +197,6 @@ def test_a_layer_called_module_keeps_its_name() -> None:
 
 
 def within(path: str, module: nn.Module) -> nn.Module:
-    """``module`` in a model, at ``path``."""
     for word in reversed(path.split(".")):
         module = nn.ModuleDict({word: module})
     return module

@@ -1,4 +1,4 @@
-"""Properties of every plan, of any strategy."""
+"""Properties that every plan of every strategy has."""
 
 from __future__ import annotations
 

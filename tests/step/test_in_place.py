@@ -26,7 +26,6 @@ every_staying = pytest.mark.parametrize("strategy", STAYING)
 
 
 def column_major(tensor: Tensor) -> Tensor:
-    """The same values in column-major order."""
     return tensor.T.contiguous().T
 
 

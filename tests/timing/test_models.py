@@ -95,7 +95,6 @@ def by_layer(shape: ModelShape) -> Counter[tuple[int, int, tuple[int, int]]]:
 
 
 def matrices_of(shape: ModelShape) -> Counter[tuple[int, int]]:
-    """The number of matrices of each shape."""
     held: Counter[tuple[int, int]] = Counter()
     for family in shape.families:
         held[family.shape] += family.count

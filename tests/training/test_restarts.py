@@ -36,7 +36,6 @@ pytestmark = [
 
 @contextmanager
 def torchrun(ranks: int, folder: Path, *options: str, restarts: int = 2) -> Iterator[subprocess.Popen]:
-    """The job under torchrun, in a run folder."""
     starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
     command = [*starter, f"--nproc-per-node={ranks}", SCRIPT, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -52,7 +52,6 @@ class Agents:
         return agent
 
     def said(self) -> str:
-        """What all agents and their ranks have printed."""
         return "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
 
 

@@ -65,7 +65,6 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
 
 
 def one(turn: Any) -> Walk:
-    """A walk of one turn."""
     return (yield turn)
 
 

@@ -47,7 +47,6 @@ def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """Add a forged object to the metadata."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))

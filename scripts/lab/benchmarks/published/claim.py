@@ -62,7 +62,7 @@ class Claim:
 
     @property
     def as_published(self) -> str:
-        """The figure in a few characters."""
+        """The published figure as short text."""
         return self.said or shown(self.published, self.unit)
 
     @property

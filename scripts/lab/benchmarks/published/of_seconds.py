@@ -66,7 +66,6 @@ def planned(model: str, grid: str, machine: Machine) -> ModelPlan:
 
 @cache
 def on_b200s(model: str, grid: str) -> ModelPlan:
-    """``planned`` on B200s."""
     return planned(model, grid, find_machine("b200-infiniband"))
 
 
