@@ -60,12 +60,12 @@ def stills() -> dict[str, Picture]:
 
 
 def script() -> str:
-    """The page's script: its two files as one."""
+    """Join the two files of the page's script."""
     return "\n".join((PARTS / name).read_text(encoding="utf-8") for name in ("core.js", "scenes.js"))
 
 
 def policy(code: str) -> str:
-    """The content security policy of the other pages, which also allows this one script."""
+    """Extend the other pages' content security policy to allow this one script."""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return f"{POLICY}; script-src 'sha256-{digest}'"
 

@@ -85,7 +85,7 @@ def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
 
 
 def boxes(held: Sequence[holdings.RankBoxes]) -> list[list[list[int]]]:
-    """Each rank's boxes, each as first row, first column, rows, columns."""
+    """For each rank, its boxes, each as [first row, first column, rows, columns]."""
     return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
 
 
@@ -188,7 +188,7 @@ def saboteur_data() -> dict[str, Any]:
 
 
 def alone_data() -> dict[str, Any]:
-    """Shards that are orthogonalized alone: shades of 4 × 4 entries, and how far off the update is."""
+    """Updates whose shards were orthogonalized alone: how far off they are, and shades of the entries."""
     found = {}
     for matrix in cuts.matrices():
         for cut in cuts.DIMS:

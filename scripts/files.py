@@ -41,14 +41,14 @@ def made(folder: Path) -> Path:
 
 
 def write_all(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write text files into a folder, each whole, and print how large they are."""
+    """Write text files into a folder, each whole or not at all, and print their sizes."""
     for name, text in texts.items():
         write_whole(folder / name, text)
         print(f"wrote {folder / name} ({(folder / name).stat().st_size / 1e6:.2f} MB)")
 
 
 def write_changed(texts: Mapping[Path, str]) -> None:
-    """Write each text that differs from its file, whole or not at all, and print the names of these files."""
+    """Write those texts that differ from their files, each whole or not at all; print the files' names."""
     for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)
@@ -56,7 +56,7 @@ def write_changed(texts: Mapping[Path, str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file. An existing file is replaced only when all of the new one is written.
+    """Write a text file. An existing file is replaced only when the new file is complete.
 
     Raises:
         UsageError: it cannot be written.

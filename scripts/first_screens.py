@@ -1,4 +1,4 @@
-"""Takes a screenshot of the top of every lesson's page, and checks that question and picture are on it.
+"""Takes a screenshot of the top of every lesson's page, and checks that title, question and picture show.
 
     python scripts/first_screens.py [00 …] [--out FOLDER]     written to dist/first_screens/
 
@@ -76,7 +76,7 @@ def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def screen(driver: Any, width: int, height: int) -> Iterator[None]:
-    """Make the browser emulate a screen of this size; a narrow one is a phone."""
+    """Make the browser emulate a screen of this size; a narrow screen counts as a phone."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:

@@ -53,7 +53,7 @@ ROWS: dict[str, Callable[[int], float]] = {
         *updates(*gaussian(256, 256, seed).chunk(2))  # DeepSpeed's issue 8437
     ),
 }
-"""The rows of the table: each one's text, and its figure for a seed."""
+"""For each row of the table: its text, and a function that computes its figure from a seed."""
 
 
 if __name__ == "__main__":  # the table of docs/evidence.md

@@ -1,4 +1,4 @@
-"""Measures the strategy gram: distance from one process, bytes, seconds, and the regime where it wins.
+"""Measures the strategy gram: how far its update is from one process's, its bytes and seconds, where it wins.
 
     python scripts/gram.py
 
@@ -59,7 +59,7 @@ WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
 }
 RANKS = 4
 PATIENCE = 900.0
-"""Seconds after which a run is given up; ranks may share busy cores."""
+"""Seconds after which a run is given up: many, because ranks may share busy cores."""
 ASPECTS = (1, 4, 16)
 SHORT = 1024
 
@@ -69,8 +69,8 @@ class Distance:
     """How far an update in shards is from the update of one process.
 
     X is the update in shards, and Y the update of one process. ``gram`` is ‖X − Y‖/‖Y‖ if Y is made by the
-    same recipe. ``stock`` is ‖X − Y‖/‖Y‖ if Y is made by the recipe "stock". ``mine`` is the quality of X,
-    ``stocks`` that of the Y made by "stock".
+    same recipe. ``stock`` is ‖X − Y‖/‖Y‖ if Y is made by the recipe "stock". ``mine`` is the quality of X;
+    ``stocks`` is the quality of the Y made by "stock".
     """
 
     sides: tuple[int, int]
@@ -206,7 +206,7 @@ CONTENDERS = tuple(product(("zero1", "owner", "gram"), (STOCK, "gram")))
 
 
 def measure_times(rounds: int) -> list[StepTimes]:
-    """Time every contender on every work, in turns within a round, on four ranks of one thread each."""
+    """Time every contender on every workload, on four one-thread ranks; contenders take turns in a round."""
     found = []
     for work in WORKS:
         ranks = launch(_times_on_a_rank, RANKS, args=(work, rounds), timeout=PATIENCE, limit=PATIENCE)

@@ -87,7 +87,7 @@ def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[i
 
 
 def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
-    """One run with the trainer of the main job. All ranks of the settings' grid must call it."""
+    """Train once with the trainer of the main job. All ranks of the settings' grid must call it."""
     torch.set_num_threads(1)
     trainer = build_trainer(settings)
     for index, group in enumerate(trainer.optimizer.param_groups):

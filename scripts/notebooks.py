@@ -146,7 +146,7 @@ def execute(
             cwd=folder,
             progress_bar=False,
             execution_timeout=CELL_LIMIT,
-            shutdown_kernel="immediate",  # else it would wait for the fork server, which waits for the kernel
+            shutdown_kernel="immediate",  # else it waits for the fork server, which waits for the kernel
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed

@@ -49,7 +49,7 @@ class Matrix:
 
 
 class DistributedMuon:
-    """torch.optim.Muon for matrices that tp has cut. dp divides momentum, too, and Newton–Schulz.
+    """torch.optim.Muon for matrices that tp has cut. dp shares out momentum and Newton–Schulz's work.
 
     ``params``: for each matrix this rank's piece (fp32), the whole matrix's shape, and the dimension tp cuts.
     Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.

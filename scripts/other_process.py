@@ -44,7 +44,7 @@ def call_elsewhere(
 
 
 def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None:
-    """Run a Python script with the loopback slowed to ``rate`` (in tc's notation), and its output on stderr.
+    """Run a Python script with the loopback slowed to ``rate`` (in tc's notation); its output goes to stderr.
 
     The script gets a file as an additional last argument, and writes its result there. Returns the file's
     content, or None if this machine cannot limit the loopback.

@@ -5,8 +5,8 @@
     python scripts/pages.py --out FOLDER      … to another folder
     python scripts/pages.py --still           … with a still picture for each widget, and no cell is run
 
-Only listed tags and attributes remain in the HTML of a notebook's texts and results, so no script, form or
-style, and nothing that a browser would load. Each page's content security policy forbids these as well.
+Only listed tags and attributes remain in the HTML of a notebook's texts and results. So the HTML holds no
+script, form or style, and nothing that a browser would load; each page's security policy forbids them, too.
 
 For a widget, the page has a picture for every position, and shows them by radio buttons and CSS alone. To
 draw the pictures, the cells that the widget needs are run, with the notebook's own parameters.
@@ -85,7 +85,7 @@ _LOCAL_LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)\.(?:ipynb|md)(#[^)\s]*)?\)")
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A control as radio buttons: its name, a button for each value (``stops``), and the one pressed."""
+    """A control as radio buttons: its name, a button for each value (``stops``), and the pressed button."""
 
     legend: str
     stops: tuple[str, ...]
@@ -313,7 +313,7 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
 
 
 def opened(page: str) -> str:
-    """HTML with all folds open, for answers, because a page puts each answer into a fold of its own."""
+    """Open all folds of an answer's HTML, because the page puts each answer into a fold of its own."""
     return page.replace(f"<summary>{NOT_PREDICTED}", "<summary>").replace("<details>", "<details open>")
 
 

@@ -53,7 +53,7 @@ Flight = tuple[int, int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the matrix that a rank holds at a moment, and the rank from which it comes (``source``).
+    """A box of the matrix that a rank holds at a moment, and the rank that sent the box (``source``).
 
     If ``stays`` is False, the rank only adds it to its own box.
     """

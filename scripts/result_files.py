@@ -94,7 +94,7 @@ def answer(
     work: Callable[[argparse.Namespace, str], None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Do a script's work, given its options and its command line; returns the exit code."""
+    """Call a script's work with its options and its command line; returns the exit code."""
     asked = parser.parse_args(arguments)
     return answered(f"{stem}.py", lambda: work(asked, command_line(stem, arguments)))
 
@@ -132,7 +132,7 @@ def bf16_flags() -> list[str]:
 
 @contextmanager
 def plotted(path: Path, *grid: int, **look: Any) -> Iterator[Any]:
-    """Axes as from ``plt.subplots``; on exit, saves a file that is the same for the same numbers."""
+    """Yield axes as from ``plt.subplots``; on exit, save them. The same numbers give the same file."""
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "muon"

@@ -3,10 +3,10 @@
     python scripts/rounds.py
 
 writes results/rounds.md and rounds.json. These files hold the seconds of a step on 4, 8 and 16 real ranks,
-divided by the lower bound for whole matrices, and the most bytes on a rank, measured and predicted. They also
+divided by the lower bound for whole matrices, and a rank's peak of bytes, measured and predicted. They also
 hold steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need
-no core, so one machine shows how long a step would take with a machine per rank. The messages are real. It
-takes five minutes.
+no core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
+script takes five minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
-ONE, ALL = 1, None  # bytes of a round: so few that owners have one matrix each, or the default
+ONE, ALL = 1, None  # bytes of a round: with 1, owners have one matrix each; None is the default
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "
@@ -93,7 +93,7 @@ class SleepCase:
 
     @property
     def best(self) -> float:
-        """The fewest seconds if each matrix is on one rank: an even share or, if more, the costliest matrix.
+        """The least time if each matrix is on one rank: an even share or, if longer, the costliest matrix.
 
         For equal matrices this is exact: some rank must take ⌈matrices / ranks⌉ of them.
         """
@@ -105,7 +105,7 @@ class SleepCase:
 
 @dataclass(frozen=True, slots=True)
 class SleepStep:
-    """One strategy's step: seconds, and the most bytes a rank held, measured and predicted."""
+    """One strategy's step: its seconds, and the peak of a rank's bytes, measured and predicted."""
 
     case: SleepCase
     strategy: str

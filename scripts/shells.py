@@ -1,7 +1,7 @@
 """Finds the widgets that a notebook displays, by running only the cells that each of them needs.
 
-A cell that displays a widget reads the parameter ``widgets``. Before it, only the cells that define names for
-it are run.
+A cell that displays a widget reads the parameter ``widgets``. Only the cells that define the names that it
+uses are run before it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names that a cell reads, and those that it writes; in ``x[0] = 1`` and ``x += 1``, x is both.
+    """The names that a cell reads, and those that it writes; ``x[0] = 1`` and ``x += 1`` do both with x.
 
     A cell that is not pure Python (a magic, an unfinished answer) counts as reading and writing nothing.
     """

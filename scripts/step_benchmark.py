@@ -1,4 +1,4 @@
-"""Times whole optimizer steps against torch.optim.Muon and other packages' Muons, and over ranks, in one run.
+"""Times whole steps of this Muon, torch.optim.Muon and other packages' Muons, then of this Muon over ranks.
 
     python scripts/step_benchmark.py
     python scripts/step_benchmark.py --device cuda
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure, and write tables and plot; if the folder is the project's own, write the page's lines, too.
+    """Measure, and write tables and plot; into the project's own folder, also docs/evidence.md's lines.
 
     Raises:
         UsageError: a GPU is asked for, and PyTorch finds none.
@@ -79,7 +79,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
-    """Measure all tables; ranks come first, because they must not start from a process that uses a GPU."""
+    """Measure all tables. Ranks come first: they must not start from a process that uses a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
     cases = steps_over_ranks.cases(counts)
     results.say(f"steps on {', '.join(map(str, counts))} ranks")
@@ -118,7 +118,7 @@ def plot(path: Path, tables: list[Table]) -> None:
 
 
 def draw_ranks(axes: Any, rows: Rows) -> None:
-    """Draw the speedup over one rank: a line per strategy; with one number of ranks only, a cross."""
+    """Draw each strategy's speedup over one rank as a line, or as a cross if there is only one point."""
     for name in dict.fromkeys(row["strategy"] for row in rows):
         points = [(row["ranks"], row["times one rank"]) for row in rows if row["strategy"] == name]
         axes.plot(*zip(*points, strict=True), "x" if len(points) == 1 else "o-", label=name)

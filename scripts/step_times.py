@@ -4,8 +4,8 @@
 
 measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
 single collectives and operations. One calibration runs before each link's steps, and one after them. The step
-is the package's own; all parameters and gradients are ones. It also times gradients sent during backward,
-and gradients sent after it. It writes results/step_times.md, .json and .svg in ten minutes, and nothing else
+is the package's own; all parameters and gradients are ones. The script also times gradients sent during
+backward, and after it. It writes results/step_times.md, .json and .svg in ten minutes, and nothing else
 should run. With --again it runs nothing, and only predicts the stored measurements again. A limited loopback
 needs Linux, network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
@@ -106,7 +106,7 @@ def link_text(mbit: int | None) -> str:
 
 GRIDS = ((("dp", 2),), (("dp", 4),), (("dp", 2), ("tp", 2)), (("dp", 8),))
 SIZES: Mapping[int | None, tuple[int, int]] = {None: (256, 2), 1000: (256, 1), 200: (128, 2), 50: (128, 1)}
-"""Width and layers on each link: slow links get small models, so that a step takes only some seconds."""
+"""Width and layers on each link. Slow links get small models, so that a step takes only some seconds."""
 
 
 def cases(mbit: int | None, orthogonalize: str = STOCK) -> list[StepCase]:
@@ -137,7 +137,7 @@ def measure_steps(found: Sequence[StepCase], rounds: int, timeout: float = 600.0
 
 
 def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCase, list[float]]:
-    """One rank's seconds of each case, by round. All ranks must call."""
+    """Time each case on one rank; returns its seconds by round. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh(found[0].grid))
     cpu = torch.device("cpu")
@@ -217,7 +217,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error; and how many clearly different pairs keep their order."""
+    """Median, 90th percentile and largest error; how many pairs of clearly different times keep order."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
@@ -418,7 +418,6 @@ def write_all(
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
-    """The cases of reduction during backward on a link."""
     ranks = (2, 4) if mbit is None else (2,)
     return [
         OverlapCase(strategy, count, TOKENS, link_text(mbit))

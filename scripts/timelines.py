@@ -1,4 +1,4 @@
-"""Compares timelines of real steps with the timed world's: when each phase begins and ends, in one run.
+"""Compares when each phase of real steps begins and ends with the timed world's prediction, in one run.
 
 python scripts/timelines.py                       # some minutes; prints a table
 python scripts/timelines.py --write --side 768    # also results/timelines*, and the lessons' recording
@@ -74,7 +74,7 @@ THINNEST = 1500
 
 @dataclass(frozen=True, slots=True)
 class TimelinePair:
-    """A step with a name, as predicted and as recorded."""
+    """The predicted and the recorded timeline of a step, under one name."""
 
     name: str
     predicted: StepTimeline
@@ -143,7 +143,7 @@ def run(
 ) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
     """The median step of each case on both links, as recorded and as predicted.
 
-    The prediction uses the ``given`` machine; without one, the mean of a calibration before and one after.
+    The prediction uses the ``given`` machine; without it, the mean of a calibration before and one after.
     """
     before = given or calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]

@@ -14,7 +14,7 @@ from .exhaustive import is_left_out
 
 
 def wait_while_another_compiles() -> IO[str] | None:
-    """Return a lock if no other process of this checkout collects tests; else wait until that one is done.
+    """Return a lock if no other process of this checkout collects tests; else wait until it has collected.
 
     The first process compiles the modules that all of them import; without the wait, each would compile them.
     """
@@ -51,10 +51,10 @@ AS_USERS_DO = (
     "tests/test_one_page.py",
     "tests/evidence/",
 )
-"""Tests without torch's checks: their ranks repeat other tests' work inside a lesson, a checkpoint, a count
-of bytes or a training; or they break as a user's ranks do; or they make a DistributedDataParallel on a "gloo"
-group, which ends in a segmentation fault with the checks (torch 2.13); or they count memory, of which the
-checks would keep some."""
+"""Tests that run without torch's checks, for one of these reasons: their ranks repeat other tests' work in a
+lesson, a checkpoint, a count of bytes or a training; their ranks break as a user's ranks do; with the checks,
+a DistributedDataParallel on a "gloo" group ends in a segmentation fault (torch 2.13); or they count memory,
+of which the checks would keep some."""
 
 RANKS_IMPORT = (
     "pytest",
@@ -96,7 +96,7 @@ LONGEST = (
     "configs/test_table.py",
     "training/test_resume.py",
 )
-"""Files that take minutes. One process runs a whole file, so others would wait for it at the end."""
+"""Files that take minutes and begin first. One process runs a whole file; at the end, others would wait."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -111,9 +111,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have torch name a rank whose request differs in shape, dtype or order. Otherwise it would sum the data.
+    """Make torch name a rank whose request differs in shape, dtype or order; else it would sum wrong data.
 
-    These checks take a third of the time. Some tests run without it, as users do.
+    The checks take a third of the time. Some tests run without them, as users do.
     """
     os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
 

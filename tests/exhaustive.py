@@ -1,4 +1,4 @@
-"""Tests that a usual run leaves out, since other tests cover the same; ``-m exhaustive`` runs them.
+"""Tests that a usual run leaves out, because others cover their subjects; ``-m exhaustive`` runs them.
 
 ``LEFT_OUT`` lists whole tests and single cases that take long, each with the test that covers it in a usual
 run. If a table of cases has quick and slow ones, ``left_out`` marks the slow ones in the table.
@@ -72,7 +72,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
 }
-"""By file: the tests that a usual run leaves out, by pytest's names, and what covers them there."""
+"""For each file, the tests that a usual run leaves out (by pytest's names), and what covers them there."""
 
 
 def is_left_out(node: str) -> bool:

@@ -39,7 +39,7 @@ SMALL = partial(zero1, round_bytes=400)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a DTensor, for which all ranks must call; or the tensor."""
+    """The whole of a DTensor (all ranks must call), or any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -52,7 +52,7 @@ def whole_matrices(case: Case) -> list[Tensor]:
 def whole_gradients(case: Case) -> Iterator[list[Tensor | None]]:
     """The full gradients of each step, with so few bits that a sum over any number of ranks is exact.
 
-    In the second step one matrix has none.
+    In the second step, one matrix has no gradient.
     """
     made = torch.Generator().manual_seed(2)
     for step in range(case.steps):
@@ -110,7 +110,7 @@ class Stock:
 
 @cache
 def single_process(case: Case) -> list[torch.nn.Parameter]:
-    """The whole matrices after the steps of ``torch.optim.Muon``; not to be written to."""
+    """The whole matrices after the steps of ``torch.optim.Muon``. Callers must not write to them."""
     stock = Stock(case)
     stock.steps(whole_gradients(case))
     return stock.params
@@ -169,7 +169,7 @@ def seated(grid: Grid, strategy: str | Builder = SMALL, case: Case = UNEVEN, **s
 def assert_own_parts(
     found: Sequence[Sequence[Tensor]], wholes: Sequence[Tensor], case: Case, grid: Grid
 ) -> None:
-    """Assert that every rank's parameters are exactly its parts of the whole ones."""
+    """Assert that every rank's parameters are exactly its parts of the whole matrices."""
     for at, params in zip(map(grid.at, grid.ranks), found, strict=True):
         for index, (param, whole, cut) in enumerate(zip(params, wholes, case.cuts, strict=True)):
             assert torch.equal(param, own_part(whole.detach(), cut, at)), f"{at}, matrix {index}"

@@ -57,7 +57,6 @@ def one_thread():
 
 
 def stock_step(param: Tensor, update: Tensor, lr: float | Tensor, adjusted: float | Tensor) -> None:
-    """Step a parameter as torch.optim.Muon does."""
     param.mul_(1 - lr * WEIGHT_DECAY)
     param.add_(update, alpha=-adjusted)  # type: ignore[arg-type]
 
@@ -96,8 +95,8 @@ def test_momentum_of_a_piece_is_the_piece_of_the_momentum(
 
 
 def test_the_trap_is_real() -> None:
-    # The plain operation on a bf16 slice gives other bits than on the whole, since the scalar loop at the end
-    # of the slice rounds twice. If this test fails one day, ShardRange can go.
+    # The plain operation on a bf16 slice gives other bits than on the whole, because the scalar loop at the
+    # slice's end rounds twice. If this test fails one day, ShardRange is no longer needed.
     def differs(seed: int) -> bool:
         whole, update = (
             normal(1, 4096, seed=seed, dtype=torch.bfloat16),

@@ -67,9 +67,9 @@ KNOW_NO_GROUP = (
     "engine",
 )
 
-# Besides the live world, these modules hold the reference of an exercise in which readers' code moves the
-# bytes. loop.py is such code, for lesson 15 to break. my_muon's reference is the file that readers end with,
-# and training is the loop around it. one_page.py is the whole step without the package.
+# Modules that may move data. Besides the live world, most hold the reference of an exercise in which readers'
+# code moves the bytes. loop.py is such code, for lesson 15 to break. my_muon's reference is the file that
+# readers end with, and training is the loop around it. one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
@@ -228,7 +228,7 @@ def test_the_package_keeps_its_floors() -> None:
 
 
 def test_the_package_names_its_own_modules_relatively() -> None:
-    """There should be one way to write such imports, and only ``__main__`` may be run as a file."""
+    """Such imports should have one form. ``__main__`` may differ, because only it may be run as a file."""
     found = {
         module.name
         for module in read_modules(ROOT)

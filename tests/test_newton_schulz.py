@@ -70,7 +70,7 @@ def test_input_is_never_written(shape: tuple[int, ...], dtype: torch.dtype, step
 
 @pytest.mark.parametrize(("shape", "members"), [*((shape, 3) for shape in SHAPES), ((16, 16), 300)], ids=str)
 def test_a_batch_is_its_members_one_by_one(shape: tuple[int, int], members: int) -> None:
-    # torch.baddbmm rounds five of the three hundred differently from torch.addmm.
+    # torch.baddbmm would round five of the 300 members differently from torch.addmm.
     G = torch.stack([matrix(*shape, seed=seed) * 10 ** (seed % 3) for seed in range(members)])
     batched = zeropower_via_newtonschulz(G)
     assert torch.equal(batched, torch.stack([zeropower_via_newtonschulz(member) for member in G]))
@@ -83,8 +83,7 @@ def test_empty_input_gives_empty_output(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_bring_singular_values_near_one(name: str) -> None:
-    # A spectrum from 1 down to 1e-2 of the largest: the bound is that of the schedules at this conditioning,
-    # plus bf16 rounding.
+    # Singular values go down to 1e-2 of the largest. The bounds are the schedules' own, plus bf16 rounding.
     basis, _ = torch.linalg.qr(matrix(32, 32))
     G = basis @ torch.diag(torch.logspace(0, -2, 32)) @ torch.linalg.qr(matrix(48, 32, seed=1))[0].T
     values = torch.linalg.svdvals(zeropower_via_newtonschulz(G, 5, SCHEDULES[name]).float())

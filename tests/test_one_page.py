@@ -67,7 +67,7 @@ def stepped(case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
             param.grad += its.grad
         zero1.step()
         average = page.gather_over_dp(page.step())
-    averaged = [page.own_piece(matrix, average) for matrix in page.matrices]  # Newton–Schulz drops a scale
+    averaged = [page.own_piece(matrix, average) for matrix in page.matrices]  # Newton–Schulz removes scales
     assert page.momentum.numel() * grid.size("dp") == page.weights.numel()
     return [param.detach() for param in mine], [param.detach() for param in theirs], averaged
 

@@ -34,7 +34,7 @@ def on_the_page(data: str) -> str:
 
 @pytest.mark.parametrize("what", fused_figures.ROWS)
 def test_the_figures_of_fused_and_sharded_updates_are_todays(what: str) -> None:
-    """It takes the first of the script's seeds, and a tolerance: another CPU may round differently."""
+    """The first of the script's seeds suffices; there is a tolerance, because CPUs round differently."""
     row = re.search(
         rf"^\| {re.escape(what)} \| (\S+) to (\S+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The wheel: its contents, and that it works and is typed without the rest of this project."""
+"""The wheel has the right contents, works, and is typed, without the rest of this project."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LARGEST_VALUE = 1.45
 class Spectrum:
     """``values`` maps indices k = 1 … n to singular values. If it is None, a Gaussian matrix is not changed.
 
-    ``held_to``: a drop-in's limit: stock's error, a constant error, or only a largest singular value.
+    ``held_to`` is the limit of a drop-in: stock's error, a constant error, or only a largest singular value.
     """
 
     held_to: str
@@ -50,7 +50,7 @@ hundredth of the first half. "nearly zero" is a Gaussian matrix whose norm is be
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of a result X: ``error`` is ‖UᵣᵀXVᵣ − I‖/√r for the r singular vectors that count, ``largest`` ‖X‖₂."""
+    """Of a result X: ``largest`` is ‖X‖₂; ``error`` is ‖UᵣᵀXVᵣ − I‖/√r for r singular vectors that count."""
 
     error: float
     largest: float
@@ -58,7 +58,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A matrix, fp32, with its singular vectors that count: [rows, r] and [columns, r], float64."""
+    """An fp32 matrix, and those of its singular vectors that count: [rows, r] and [columns, r], float64."""
 
     matrix: Tensor
     U: Tensor

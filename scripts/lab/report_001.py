@@ -2,9 +2,9 @@
 
 The report ("Reproducing and Validating Distributed Muon") comes with its traces
 (huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``), so its
-headline numbers can be traced to single events. Each figure is given here as published, as we reproduce it
-from the traces, and next to a comparison of like with like. Lesson 13's ``published_traces`` holds the data
-of four of the traces, so the traces themselves are not needed:
+headline numbers can be traced to single events. For each figure, the table gives the published value, the
+value that we get from the traces, and a comparison of like with like. Lesson 13's ``published_traces`` holds
+the data of four of the traces, so the traces themselves are not needed:
 
     python -m scripts.lab.report_001             the table, from the packaged figures
     python -m scripts.lab.report_001 FOLDER      the same, read from the traces in FOLDER
@@ -46,7 +46,7 @@ MS = 1e6  # nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure, the same reproduced from the traces, and comparisons of like with like."""
+    """A published figure, its reproduction from the traces, and comparisons of like with like."""
 
     claim: str
     published: str

@@ -29,8 +29,8 @@ from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
 class TorchCollectives(CountingMode):
     """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
-    ``at`` is this rank's coordinate; a group is recorded as the axes that it spans on the grid. Only the
-    thread that entered it is seen. A request to a live world counts once, however many calls it leads to.
+    ``at`` is this rank's coordinate; a group is recorded as the axes that it spans on the grid. Requests of
+    other threads are not seen. A request to a live world counts once, however many calls it leads to.
     """
 
     at: Coordinate

@@ -83,8 +83,6 @@ class Sequences(Dataset[dict[str, Tensor]]):
 
 
 class Arguments(argparse.Namespace):
-    """A recipe's options."""
-
     epochs: int
     steps: int
     batch: int

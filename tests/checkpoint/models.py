@@ -11,7 +11,7 @@ Pair = tuple[nn.Module, MuonWithAdamW]
 
 
 class Small(nn.Module):
-    """Two matrices and a vector, from a seed; ``shapes`` changes or adds some."""
+    """Two matrices and a vector, from a seed; ``shapes`` replaces or adds parameters."""
 
     def __init__(self, seed: int, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ def pair_of(model: nn.Module) -> Pair:
 
 
 def trained(steps: int) -> Pair:
-    """A pair after ``steps`` steps of a training that is the same every time."""
+    """Train a pair for ``steps`` steps; every call gives the same bits."""
     model, both = pair_of(Small(1))
     for step in range(steps):
         made = torch.Generator().manual_seed(step)
@@ -39,7 +39,7 @@ def trained(steps: int) -> Pair:
 
 
 def fresh() -> Pair:
-    """An untrained pair with other numbers."""
+    """An untrained pair with other values."""
     return pair_of(Small(9))
 
 

@@ -112,7 +112,6 @@ def _held(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
 
 
 def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
-    """Train and save in each of the ways."""
     world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
     for way in ways:
         model, both = build(way, world, case, fresh=False)

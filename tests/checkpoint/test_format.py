@@ -26,7 +26,7 @@ from .models import Pair, Small, assert_same_bits, fresh
 
 
 class Parts(nn.Module):
-    """Parameters of many kinds: a matrix, a fused one, experts, a convolution, an embedding, a norm."""
+    """Parameters of many kinds: a matrix, a fused matrix, experts, a convolution, an embedding, a norm."""
 
     def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) ->
 
 
 def assert_go_on_alike(pair: Pair, other: Pair, steps: range) -> None:
-    """Both pairs take the same steps and end with the same bits."""
+    """Assert that both pairs end with the same bits after the same steps."""
     for model, both in (pair, other):
         train(model, both, steps)
     assert_same_bits(pair[0], other[0])
@@ -99,7 +99,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
-    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and its previous state is gone
+    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and the previous state of ``its`` is gone
     assert_go_on_alike((model, both), (other, its), range(2))
 
 
@@ -180,7 +180,7 @@ def small(**options: Any) -> Pair:
 
 
 def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
-    """A model and its AdamW, with one group, or with one group and learning rate per parameter."""
+    """A model and its AdamW: with a group for each of the learning rates ``lrs``, or with one group."""
     model = Small(1)
     groups = [{"params": [param], "lr": lr} for param, lr in zip(model.parameters(), lrs, strict=False)]
     return model, torch.optim.AdamW(groups or model.parameters())
@@ -245,7 +245,7 @@ def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
 
 
 def on_two_ranks(rank: int, root: str) -> dict[str, tuple[str, str]]:
-    """Each rank's error if ranks disagree. Also writes a folder that a single process will read."""
+    """This rank's errors if ranks disagree. Also writes a folder that a single process will read."""
     model, both = fresh()
     found = {"folders": error_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}
     both.param_groups[0]["lr"] = 0.1 + rank

@@ -30,7 +30,7 @@ def pair() -> Pair:
 
 
 def refusal(folder: Path, pair: Pair) -> str:
-    """The one-line error with which a folder is refused; nothing is changed."""
+    """Assert that a load refuses a folder in one line and changes nothing; returns that line."""
     before = bits(*pair)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(folder, *pair)

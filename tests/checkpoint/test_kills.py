@@ -32,7 +32,7 @@ OLD, NEW = trained(2), trained(4)
 OTHER = trained(3)
 
 
-# --- savers that are killed at the n-th file system call; as forks, a hundred of them take seconds ----------
+# --- savers that are killed at the n-th file system call; a hundred take seconds, because they are forks ----
 
 SAVED, REFUSED, BROKEN = 0, 3, 4
 """The exit codes of a saver that is not killed: it saved, it was refused, or it had another error."""
@@ -89,7 +89,7 @@ def passed_by(save: Callable[[], object]) -> list[str]:
 
 
 def forked(save: Callable[[], object], signal_at: int | None = None, signum: int = signal.SIGKILL) -> int:
-    """Start a saver, which sends itself a signal at point ``signal_at`` if given. Returns its process id."""
+    """Start a saver; returns its process id. If ``signal_at`` is given, it signals itself at that point."""
 
     def act(number: int) -> None:
         if number == signal_at:
@@ -169,7 +169,7 @@ def cannot_exchange(one: Path, other: Path) -> None:
 
 @pytest.fixture(params=["exchange", "two renames"])
 def renames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to replace a folder by another."""
+    """Run each test with both ways to replace a folder by another."""
     if request.param == "two renames":
         monkeypatch.setattr(folders, "_exchange", cannot_exchange)
 
@@ -188,13 +188,13 @@ def loaded(scene: Scene, folder: Path) -> Bits | None:
 
 
 def check_old_or_new(scene: Scene, folder: Path, had: Bits | None, told_saved: bool) -> None:
-    """The old or the new checkpoint is there, and a retry leaves only the new one."""
+    """Assert that the old or the new checkpoint is there, and that a retry leaves only the new one."""
     found = loaded(scene, folder)
     is_new = found is not None and same(found, bits(*NEW))
     is_old = (found is None) if had is None else (found is not None and same(found, had))
     assert is_new or is_old
     assert is_new or not told_saved
-    # replace is for a retry over a whole checkpoint.
+    # A retry must replace the checkpoint if the killed save completed it.
     again = replace_at if scene.save is save_to and is_new else scene.save
     again(folder, NEW)
     found = loaded(scene, folder)
@@ -229,7 +229,7 @@ def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[
 @pytest.mark.parametrize("kills", ["a few", left_out("at every call, and within some of the writes")])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_leaves_the_old_or_the_new(name: str, kills: str, tmp_path: Path) -> None:
-    """The saver is killed at four points, or at every call except most of its hundreds of writes."""
+    """The saver is killed at four points; or at every call, but at only twenty of its hundreds of writes."""
     draw = random.Random(name)
 
     def points(passed: list[str]) -> list[int]:
@@ -289,7 +289,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace the checkpoint. One rank is killed after it has passed this share of its points."""
+    """Replace the checkpoint. The rank ``victim`` is killed after the fraction ``share`` of its points."""
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 

@@ -32,7 +32,7 @@ WRITE = saving.write_pieces
 
 
 def meetings(size: int, timeout: float = TIMEOUT) -> list[Meeting]:
-    """Meetings of threads: a store cannot tell threads from ranks."""
+    """Meetings for threads that play the ranks; the store cannot tell the difference."""
     store = dist.HashStore()
     return [Meeting("id", "a test", rank, size, timeout, store) for rank in range(size)]
 
@@ -235,7 +235,7 @@ def faults(rank: int, root: str) -> dict[str, Any]:
 
 
 def in_a_thread(rank: int, folder: Path) -> tuple[str, str]:
-    """The error if rank 1's saving thread fails while the main threads go on with collectives."""
+    """This rank's error if rank 1's saving thread fails while the main threads go on with collectives."""
     manager = CheckpointManager(folder)
     manager.save(1, *trained(1))
     patch_write(raising if rank == 1 else WRITE)

@@ -103,7 +103,7 @@ def test_saved_state_that_nobody_steps_here_is_warned_of(tmp_path: Path) -> None
         load_checkpoint(tmp_path / "saved", model, Muon([("one", params["one"])]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_checkpoint(tmp_path / "saved", model, both.muon)  # AdamW's state may come by a separate load
+        load_checkpoint(tmp_path / "saved", model, both.muon)  # a separate load may bring AdamW's state
 
 
 def test_what_cannot_be_filled_is_refused_before_anything_changes(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_read_is_one_clear_line(
 
 
 def stage(rank: int, folder: Path) -> str:
-    """The error of a rank that saves its own stage, with a buffer of the same name as the other stage's."""
+    """The error of a rank that saves its own stage; the stages have buffers of the same name."""
     model = nn.Sequential()
     model.add_module(f"layer{rank}", nn.Linear(3, 3))
     model.register_buffer("mean", torch.full((2,), float(rank)))
@@ -225,7 +225,7 @@ class Cut(dict):
     [
         ("the model", OSError(5, "planted")),
         ("the model", KeyboardInterrupt("planted")),
-        ("the optimizer", KeyboardInterrupt("planted")),  # its errors are in ``test_integrity``
+        ("the optimizer", KeyboardInterrupt("planted")),  # for its own errors, see ``test_integrity``
     ],
 )
 def test_what_was_half_loaded_is_not_stepped_until_a_load_succeeds(

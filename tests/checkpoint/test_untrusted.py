@@ -28,7 +28,7 @@ Content = dict[str, Any]
 
 
 class Reduced:
-    """Its pickle calls a function with arguments, and may give the result a state."""
+    """An object whose pickle calls a function with arguments, and may give the result a state."""
 
     def __init__(self, *reduction: Any) -> None:
         self.reduction = reduction

@@ -20,7 +20,7 @@ State = dict[str, Any]
 
 
 def config(shards: bool, later: str = "") -> DistributedConfig:
-    """A config of the plain functions, or with ``later="_later"`` of the functions with handles."""
+    """A config of the plain functions or, with ``later="_later"``, of the functions with handles."""
     gather, redistribute = (globals()[name + later] for name in ("gather", "redistribute"))
     return DistributedConfig(in_turn, gather, redistribute, {"shards": shards})
 
@@ -31,7 +31,7 @@ def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
 
 
 def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    """Gather the rows on ``dst_rank``; blocks."""
+    """Gather the rows on ``dst_rank``, and wait for them."""
     if not state["shards"]:
         return momentum if dist.get_rank() == dst_rank else None
     pieces = pieces_at(dst_rank, momentum)
@@ -40,7 +40,7 @@ def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
 
 
 def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """Return the update's rows to all ranks; blocks. Ranks without an update get its shape from the state."""
+    """Return the update's rows to all ranks, and wait. Ranks without an update get its shape by the state."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     if state["shards"]:
         dist.scatter(mine, None if update is None else chunks(update), src=src_rank)
@@ -74,13 +74,11 @@ class Handle:
 
 
 def gather_later(momentum: Tensor, dst_rank: int, state: State) -> Handle:
-    """Start to gather, and return at once."""
     pieces = pieces_at(dst_rank, momentum)
     return Handle(dist.gather(momentum, pieces, dst=dst_rank, async_op=True), pieces)
 
 
 def redistribute_later(update: Tensor | None, src_rank: int, state: State) -> Handle:
-    """Start to redistribute, and return at once."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     parts = None if update is None else chunks(update)
     return Handle(dist.scatter(mine, parts, src=src_rank, async_op=True), [mine])

@@ -59,7 +59,7 @@ class Mlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """Experts spread over a group, one per rank; a router sends each token to the one it rates highest."""
+    """Experts spread over a group, one per rank; a router sends each token to the expert it rates highest."""
 
     def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ Whole = Callable[[Tensor, Tensor], Tensor]
 
 
 class Oracle:
-    """``torch.optim.Muon`` over copies of the whole parameters, on every rank."""
+    """On every rank, ``torch.optim.Muon`` over copies of the whole parameters."""
 
     def __init__(self, params: Sequence[Tensor], whole: Whole, **options: Any) -> None:
         self.params, self.whole = list(params), whole
@@ -177,7 +177,7 @@ def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2 (HSDP over two dimensions), block by block."""
+    """Shard the model with FSDP2, block by block; over two dimensions, that is HSDP."""
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh)
@@ -197,7 +197,7 @@ def has(mesh: DeviceMesh, axis: str) -> bool:
 
 
 def place(mesh: DeviceMesh, *axes: str) -> int:
-    """This rank's number along ``axes``, the last one fastest; axes that the mesh lacks are ignored."""
+    """This rank's number along those ``axes`` that the mesh has; the last axis varies fastest."""
     number = 0
     for axis in axes:
         if has(mesh, axis):
@@ -249,7 +249,7 @@ def dp(mesh: DeviceMesh) -> Rig:
 
 
 def cp(mesh: DeviceMesh) -> Rig:
-    """Every rank gets its run of the sequence; gradients are summed by hand."""
+    """Every rank gets its part of the sequence; gradients are summed by hand."""
     model, group = mlp(), mesh.get_group("cp")
 
     def backward(step: int) -> None:
@@ -344,7 +344,7 @@ SETUPS: dict[str, Setup] = {
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
-MATRICES = 4  # the number that all ranks together step, in every setup
+MATRICES = 4  # the number of matrices that all ranks together step, in every setup
 
 
 def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:
@@ -358,7 +358,7 @@ HELPERS: dict[str, Callable[[Setup, TpDim, DeviceMesh], DistributedConfig | None
         mesh, list(setup.names), tp_dim=tp_dim
     ),
     "create_dtensor_config": lambda *_: create_dtensor_config(),
-    "no keyword": lambda *_: None,  # DTensors use ``create_dtensor_config``
+    "no keyword": lambda *_: None,  # for DTensors, ``create_dtensor_config``
 }
 
 

@@ -1,8 +1,8 @@
 """Every strategy on every grid, parallelism and cut, on real processes: does it give one process's bits?
 
 ``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
-file in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
-differs. ``gram`` is ``within bound`` if it is at most ``DIFFERENCE`` away from one process's Gram form.
+file in this folder. A cell is ``bitwise``, or ``refused`` by a named error that the notes quote, or it says
+what differs. ``gram`` is ``within bound`` if it is at most ``DIFFERENCE`` off one process's Gram form.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def stepped(cut: str, kind: Callable[..., torch.optim.Optimizer], **more: Any) -
 
 by_stock = cache(partial(stepped, kind=torch.optim.Muon))
 by_gram_form = cache(partial(stepped, kind=Muon, orthogonalize="gram"))
-"""Not to be written to."""
+"""Callers share the result, so they must not write to it."""
 
 
 def local(tensor: Tensor) -> Tensor:

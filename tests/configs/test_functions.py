@@ -47,7 +47,7 @@ def give(params: list[torch.nn.Parameter], step: int, cut: bool) -> None:
 
 @cache
 def by_stock() -> list[Tensor]:
-    """The whole parameters after three steps of ``torch.optim.Muon``; not to be written to."""
+    """The whole parameters after three steps of ``torch.optim.Muon``. Callers must not write to them."""
     params = own_params(cut=False)
     stock = torch.optim.Muon(params, **OPTIONS)
     for step in range(1, 4):
@@ -80,8 +80,8 @@ REPLACED: dict[str, dict[str, Callable]] = {
 
 
 def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
-    """Yields a name, a config, and whether parameters are cut: own functions of both kinds in every window; a
-    helper's packed plan; its functions one by one; and a helper with some of its functions replaced."""
+    """Yield a name, a config, and whether parameters are cut. Configs have own functions of both kinds in any
+    window, a helper's packed plan, its functions one by one, or a helper with some functions replaced."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     for later, shards in (("", True), ("", False), ("_later", True)):
         for count, side_by_side in product((0, 1, 2, 5), (True, False)):
@@ -122,7 +122,7 @@ def run_broken(rank: int) -> dict[str, tuple[str, str]]:
 
 
 def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
-    """The errors of optimizers made with each wrong assignment, with own functions and with a helper."""
+    """For each wrong assignment, the errors of two optimizers: with own functions, and with a helper."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     configs = config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))
     for name, (mine, _, _) in functions.WRONG_ASSIGNMENTS.items():
@@ -136,7 +136,7 @@ def named(params: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Paramete
 
 
 def run_failing(rank: int) -> None:
-    """A gather fails at the second parameter."""
+    """Take a step in which rank 1's gather of the second parameter fails."""
 
     def failing(momentum: Tensor, dst_rank: int, state: functions.State) -> Tensor | None:
         if state["param_idx"] == 1 and rank == 1:

@@ -1,5 +1,5 @@
-"""Every entry of the helper table, on real processes with real modules and backward passes: it gives exactly
-the single process's parameters, and Newton–Schulz runs exactly once per matrix in the whole world."""
+"""On real processes, with real modules and backward passes, every entry of the helper table gives exactly the
+single process's parameters, and runs Newton–Schulz exactly once per matrix in the whole world."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class NamedDDP(DistributedDataParallel):
 
 
 def run_zero1(rank: int) -> list[tuple[str, str]]:
-    """zero1's errors for parameters of a live DDP module, of a derived class, and of no DDP module."""
+    """zero1's errors for parameters of a DDP module, of a class derived from DDP, and of no DDP module."""
     mesh = build_mesh(SETUPS["dp"].axes)
     rig, derived = SETUPS["dp"].build(mesh), NamedDDP(mlp())
     makers = [

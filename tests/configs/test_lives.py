@@ -34,7 +34,8 @@ def accumulate(model: nn.Module, step: int) -> None:
 
 
 def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
-    """Four steps, all accumulated: in the second a matrix has no gradient, in the third another is frozen."""
+    """Four steps of several backward passes. In the second, one matrix has no gradient; in the third, another
+    is frozen (not under DDP). Returns the differences from the oracle."""
     params = hidden(model)
     for step in range(4):
         muon.zero_grad()
@@ -48,7 +49,7 @@ def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
 
 
 def run_lives(rank: int) -> dict[str, list[str]]:
-    """The differences after these steps for each kind of model, under configs and a strategy."""
+    """The differences after ``live`` for each kind of model, under configs and a strategy."""
     world = dist.get_world_size()
     fsdp, dp = build_mesh({"fsdp": world}), build_mesh({"dp": world})
     group = dp.get_group()
@@ -81,8 +82,8 @@ def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> 
 
 
 def run_two_meshes() -> tuple[str, str, bool]:
-    """Parameters on two meshes, the second with a gradient that is not finite: returns the error, and whether
-    the first stayed unchanged."""
+    """One parameter on each of two meshes; the second parameter's gradient is not finite. Returns the error,
+    and whether the first parameter stayed unchanged."""
     params = []
     for name in ("one", "other"):
         whole = distribute_tensor(torch.ones(4, 6), build_mesh({name: 2}), [Shard(0)])

@@ -1,4 +1,4 @@
-"""Matrices as models have them: fused, gated, per head, experts, convolutions, under every sharding.
+"""Tests of the matrices that models have (fused, gated, per head, experts, convolutions), in any sharding.
 
 The oracle is ``torch.optim.Muon`` over separate parameters, one per matrix.
 """
@@ -144,7 +144,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """The cut along ``dim``, or the last dimension if there are fewer; a convolution counts as a matrix."""
+    """The cut along ``dim`` or, if that is too large, the last dimension. Convolutions count as matrices."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
@@ -202,7 +202,7 @@ class Zoo(nn.Module):
 
 
 def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """Parameters under ``fully_shard``, along ``dim`` if that divides evenly, which FSDP2 requires."""
+    """Parameters under ``fully_shard``, along ``dim`` if its length divides evenly, as FSDP2 requires."""
     mesh, model = build_mesh({"fsdp": dist.get_world_size()}), Zoo()
 
     def placement(param: nn.Parameter) -> TorchShard:
@@ -218,7 +218,7 @@ def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
 
 
 def laid_out(lay: Callable[[int, Tensor], Tensor]) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """DTensors that ``lay`` makes of an index and a whole tensor, and a function that sets such gradients."""
+    """DTensors that ``lay`` makes of an index and a whole tensor, and a function to set their gradients."""
     params = [nn.Parameter(lay(index, whole(index, 0))) for index in range(len(KINDS))]
 
     def backward(step: int) -> None:
@@ -234,7 +234,7 @@ def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]
 
 
 def fsdp2_over_tp(_: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """FSDP2 cuts what TP has cut: rows of one kind, columns of the next."""
+    """FSDP2 over TP, which cuts rows of one kind and columns of the next."""
     mesh = build_mesh({"fsdp": dist.get_world_size() // 2, "tp": 2})
     return laid_out(lambda index, it: over_fsdp(index, it, mesh))
 

@@ -33,7 +33,7 @@ def params_of(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> lis
 
 
 SHAPES = ((4, 6), (6, 4), (8, 8))
-MISMATCHES: dict[str, Callable[[bool], Any]] = {  # a rank's parameters, which differ on one rank
+MISMATCHES: dict[str, Callable[[bool], Any]] = {  # the parameters of a rank, ``odd`` on one rank
     "a shape": lambda odd: params_of((4, 6), (4, 7) if odd else (4, 6), (8, 8)),
     "a dtype": lambda odd: params_of((4, 6), (4, 6), dtype=torch.bfloat16 if odd else torch.float32),
     "an order": lambda odd: params_of(*SHAPES[:: -1 if odd else 1]),
@@ -86,7 +86,7 @@ def run_dtensors(rank: int) -> dict[str, Said]:
     partial_sum = nn.Parameter(DTensor.from_local(shared, mesh, [Partial(), Replicate()], run_check=False))
     sharded = nn.Parameter(distribute_tensor(shared, mesh, [Shard(0), Shard(1)]))
     odd = sharded if rank != 1 else nn.Parameter(distribute_tensor(shared, mesh, [Shard(0), Replicate()]))
-    if rank != 1:  # distributing is collective
+    if rank != 1:  # ``distribute_tensor`` is collective
         distribute_tensor(shared, mesh, [Shard(0), Replicate()])
     fsdp, tp = mesh.get_group("fsdp"), mesh.get_group("tp")
     makers: dict[str, tuple[list[nn.Parameter], Callable[[], DistributedConfig | None]]] = {

@@ -25,12 +25,12 @@ def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
         assert said in allowed or said.startswith("refused: "), (column, said)
     again = f"python -m tests.configs.table > {KEPT}"
     assert as_markdown(table) == KEPT.read_text(encoding="utf-8"), (
-        f"not the table kept; if that is right: {again}"
+        f"the file holds another table; if the new one is right, run {again}"
     )
 
 
 def run_averages(rank: int) -> tuple[bool, float]:
-    """Whether zero1 equals stock Muon on the all-reduced gradients, and the mean's error over the bound."""
+    """Whether zero1 equals stock Muon on the all-reduced gradients, and the mean's error, over its bound."""
     mesh = build_mesh({"dp": RANKS})
     local = torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))

@@ -257,7 +257,7 @@ def test_strided_shards_are_cut_in_the_order_that_pytorch_reads_from_their_facto
 
 
 def with_copies(rank: int) -> dict[str, tuple[int, int]]:
-    """DTensors, and plain parameters that the config calls copies over dp but that come from other seeds."""
+    """DTensors, and plain parameters that differ over dp although the config says that dp copies them."""
     mesh, found = build_mesh({"dp": 2, "tp": 2}), {}
     dp_group, tp_group = mesh.get_group("dp"), mesh.get_group("tp")
     told: dict[str, Callable[[], dict[str, Any]]] = {

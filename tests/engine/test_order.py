@@ -1,4 +1,4 @@
-"""The order rule: in any window and interleaving, all members of a group issue the same sequence."""
+"""The order rule: in any window and interleaving, all ranks of a group make their requests in one order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_check_catches_ranks_that_leave_out_their_empty_turns(
 
 
 @given(cases())
-@settings(max_examples=5, deadline=None)  # each with all strategies
+@settings(max_examples=5, deadline=None)  # each example runs all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
     """If two plans have equal fingerprints, their requests are equal; some plans differ only in options."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}

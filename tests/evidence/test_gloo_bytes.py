@@ -1,4 +1,4 @@
-"""Gloo's bytes by formula, by the kernel's counter of each socket, and by an interface's counter."""
+"""Gloo's bytes are those of the formula: by the kernel's counter of each socket, and by an interface's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
     assert parts > 1 or entries[0].wire.tcp == entries[0].ring == 0
     assert sum(e.ring for e in entries) == pytest.approx(sum(e.received for e in entries), abs=parts)
     ring, gloo = sum(e.ring for e in entries), sum(e.gloo for e in entries)
-    if kind == "reduce":  # a ring, then all chunks go to the root, and some go needlessly
+    if kind == "reduce":  # a ring; then chunks go to the root, some needlessly
         assert ring * (1 + 1 / parts) - 2 * parts <= gloo <= ring * (1 + 2 / max(1, parts - 1))
     else:
         assert gloo == pytest.approx((2 if kind == "reduce_scatter" else 1) * ring, abs=2 * parts)

@@ -1,4 +1,4 @@
-"""Predicted = counted = the formula: the plan alone gives the requests of a real step, to the byte."""
+"""The plan alone predicts the requests of a real step, and their bytes are those of the formulas."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from ..worlds.requests import PARTS, ROOT, Ask
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
-    """Elements per tensor-parallel rank of each matrix that this rank orthogonalizes and tp cuts."""
+    """For each matrix that tp cuts and this rank orthogonalizes: the elements on a tensor-parallel rank."""
     return [
         entry.size
         for bucket in plan.buckets
@@ -61,15 +61,14 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def tp_gathers(plan: Plan, at: Coordinate) -> int:
-    """For each matrix in this rank's slice, of which a tp rank holds n elements: b·(T−1)·n bytes."""
+    """The sum of b·(T−1)·n bytes over this rank's matrices, of which a tp rank holds n elements each."""
     return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 
 def zero1_bytes(plan: Plan, at: Coordinate) -> int:
     """Bytes that a rank sends for a ``zero1`` plan that gathers whole buckets."""
     D, flags = plan.grid.size("dp"), 9 * 8
-    # Along a short axis, each rank sends its flags to every other rank. Along a longer axis, a ring sums
-    # them.
+    # Along a short axis, each rank sends its flags to all others. Along a longer axis, a ring sums them.
     total = tp_gathers(plan, at) + sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
     )
@@ -282,7 +281,7 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Gri
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
     """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
 
-    A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
+    A rank works with its tensor-parallel group on a matrix even if its own piece does not reach its slice.
     """
     plan, ranks = planned(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
@@ -291,7 +290,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks, each matrix goes out without its owner's piece; the other ranks' pieces come back."""
+    """The other ranks send each matrix to its owner, except its own piece, and get their pieces back."""
     plan, ranks = planned(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
@@ -327,7 +326,7 @@ def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     ],
 )
 def test_bytes_of_one_collective_by_hand(kind: Any, sent: tuple[int, ...]) -> None:
-    """Three ranks, pieces of four floats (two by two for all_to_all), the root in the middle."""
+    """Each of three ranks has pieces of four floats (of two for all_to_all). The root is the middle rank."""
     assert ROOT == 1
     requests = [Ask(kind, 4).request(rank) for rank in range(PARTS)]
     assert tuple(ring_bytes(r, Grid.of(dp=PARTS).at(rank)) for rank, r in enumerate(requests)) == sent

@@ -1,4 +1,4 @@
-"""Tables name their contents, and the predicted ones contain formulas that equal the ledgers."""
+"""Tables name their contents, and the formulas in predicted tables equal the ledgers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_every_strategys_formula_is_its_ledger() -> None:
 
 
 def test_ratios_are_of_whole_steps_and_their_sign_turns_round() -> None:
-    """Round robin sends 1.5 times DDP's bytes; zero1 1.25 times ZeRO-1's (the paper's bound), in bf16 1.5."""
+    """Round robin sends 1.5 times DDP's bytes; zero1 sends 1.25 times ZeRO-1's (the paper's bound), or 1.5 in
+    bf16."""
     rows: Any = {(row["strategy"], row["g"], row["p"]): row for row in strategies_table("").rows}
     over_ddp, over_zero1 = (
         {key: row[f"over {other} AdamW"] for key, row in rows.items()} for other in ("DDP", "ZeRO-1")

@@ -305,7 +305,7 @@ def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
 
 
 def uncut_along_tp(rank: int) -> str:
-    """A pair over dp × tp; a norm's weight drifts apart along tp, since its gradient was not summed there."""
+    """A pair over dp × tp. A norm's weight drifts apart along tp, where its gradient is not summed."""
     mesh = build_mesh({"dp": 1, "tp": 2})
     torch.manual_seed(0)
     weight, norm = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))

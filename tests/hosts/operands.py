@@ -60,9 +60,9 @@ def lines_used_together(
     inputs: dict[str, Tensor],
     by_head: bool = False,
 ) -> list[list[set[frozenset[int]]]]:
-    """For each parameter, and each matrix of a stack: its lines, in sets that reach the same operands.
+    """For each matrix of each parameter, group its lines: lines of one set influence the same operands.
 
-    ``by_head`` counts each head of an operand [batch, heads, tokens, …] separately. Lines that reach no
+    ``by_head`` counts each head of an operand [batch, heads, tokens, …] separately. Lines that influence no
     operand, such as those of an expert that no token chose, are left out.
     """
     with Operands() as seen:

@@ -33,7 +33,6 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the current table."""
     return TABLE.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 

@@ -86,12 +86,12 @@ ALL = {
     "lora": Recipe(TORCHRUN_2, 2, needs="peft", alone="lora"),
     "sft": Recipe(TORCHRUN_2, 2, needs="trl", alone="sft"),
 }
-"""All recipes share ``tiny.py`` and ``tiny_tp.py``; some import the loop of another one."""
+"""All recipes share ``tiny.py`` and ``tiny_tp.py``; some import the loop of another recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """One rank's optimizer: its parameters before, its inputs at every step, its state after the last."""
+    """One rank's optimizer: the parameters before the first step, each step's inputs, and the last state."""
 
     optimizer: str
     ranks: int
@@ -117,7 +117,7 @@ def skip_unless_installed(name: str) -> None:
 
 
 KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6|11)\b|Signal (6|11) ")
-"""Output about a process that was ended by a signal, not by an error in Python."""
+"""Output of a launcher about a process that a signal ended, and not an error in Python."""
 
 
 def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
@@ -186,7 +186,7 @@ def _be_a_rank(words: list[str], folder: Path, environment: dict[str, str], rank
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's environment, without launchers' variables, and with the watch."""
+    """This process's environment without launchers' variables, but with those of the watch."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {
@@ -219,7 +219,10 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 
 
 def state_distance(notes: Notes, reference: Notes) -> float:
-    """The same for momentum and moments, over the reference's norm. Tensors noted in part do not count."""
+    """The largest distance of momentum or moments, divided by the reference's norm.
+
+    Tensors of which only a part was noted do not count.
+    """
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
         for name, entry in reference.state.items()
@@ -291,7 +294,7 @@ def train(name: str, folder: Path, *arguments: str, forks: int = 0) -> Trained:
 
 
 def check_equal(straight: list[Notes], reference: Reference) -> None:
-    """Every rank ends like one process, within the noise of another order of sums."""
+    """Assert that every rank ends like one process, within the noise of another order of sums."""
     for notes in straight:
         assert notes.parameters.keys() == reference.notes.parameters.keys()
         assert distance(notes, reference.notes, of_muon=True) <= MARGIN * reference.muon
@@ -300,7 +303,7 @@ def check_equal(straight: list[Notes], reference: Reference) -> None:
 
 
 def check_placed(notes: list[Notes], sharded: bool) -> None:
-    """If the host shards, every parameter is a DTensor that is cut; otherwise none is.
+    """Assert that every parameter is a DTensor that is cut if the host shards, and that otherwise none is.
 
     A host may silently fall back to DDP, for example, and then every other check would pass.
     """
@@ -309,7 +312,7 @@ def check_placed(notes: list[Notes], sharded: bool) -> None:
 
 
 def check_accumulated(straight: list[Notes], reference: Reference) -> None:
-    """Before clipping, the first step's gradient is the mean over all micro-batches and all ranks."""
+    """Assert that the first gradient before clipping is the mean over all micro-batches and all ranks."""
     first = reference.notes.steps[0]["norm_before_clipping"]
     for notes in straight:
         assert len(notes.steps) == EPOCHS * STEPS
@@ -317,9 +320,9 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
 
 
 def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
-    """Clipping changed the gradients at every step, and the optimizer got the clipped ones.
+    """Assert that clipping changed the gradients at every step, and that the optimizer got clipped gradients.
 
-    An optimizer that averages by itself clips ``inside``, where no note is taken: see ``check_equal``.
+    An optimizer that averages gradients also clips ``inside``, which only ``check_equal`` can check.
     """
     for notes in straight:
         before = notes.series("norm_before_clipping")
@@ -329,21 +332,21 @@ def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool =
 
 
 def check_scheduled(straight: list[Notes], reference: Reference) -> None:
-    """All groups used exactly the schedule's learning rates."""
+    """Assert that all groups used exactly the schedule's learning rates."""
     for notes in straight:
         assert notes.series("lrs") == reference.notes.series("lrs")
         assert len(set(map(tuple, notes.series("lrs")))) == EPOCHS * STEPS
 
 
 def check_resumed(straight: list[Notes], resumed: list[Notes]) -> None:
-    """The second half in new processes equals the first run's second half, bit by bit."""
+    """Assert that the second half in new processes equals the first run's second half, bit by bit."""
     for notes, whole in zip(resumed, straight, strict=True):
         assert len(notes.steps) == STEPS
         assert differences(notes, whole) == []
 
 
 def check_bf16(straight: list[Notes], reference: Reference) -> None:
-    """The gradients show that the model was computed in bf16. The optimizer kept its fp32 parameters."""
+    """Assert that the model was computed in bf16, and that the optimizer kept its fp32 parameters."""
     exact = reference.notes.steps[0]["norm_before_clipping"]
     for notes in straight:
         error = abs(notes.steps[0]["norm_before_clipping"] / exact - 1)
@@ -359,5 +362,4 @@ def code_lines(name: str) -> list[str]:
 
 
 def marked_lines(name: str) -> list[str]:
-    """The lines marked with ``# Muon``."""
     return [line for line in code_lines(name) if line.endswith("  # Muon")]

@@ -1,4 +1,4 @@
-"""The table of hosts, every cell run: python -m tests.hosts.table > tests/hosts/hosts_table.md
+"""Makes the table of hosts from runs: python -m tests.hosts.table > tests/hosts/hosts_table.md
 
 With names of recipes as arguments, it runs only those.
 """
@@ -78,7 +78,6 @@ OTHERS = """
 
 
 def as_markdown(rows: list[dict[str, str]]) -> str:
-    """The table, and what its cells mean."""
     packages = ("torch", "accelerate", "transformers", "lightning")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     table = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]

@@ -104,7 +104,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
         "mamba_dt_rank": 2,
-        "n_mamba_heads": 1,  # zamba runs heads in turn, so several would look like several matrices
+        "n_mamba_heads": 1,  # zamba runs head after head, so several heads would look like several matrices
         "attention_hidden_size": 64,
         "head_dim": 16,
         "num_key_value_heads": 4,
@@ -201,7 +201,7 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """The weights, by name, whose parts differ from those that the model uses, with both."""
+    """For each weight whose parts are not those that the model uses: the used parts, and ours."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
@@ -245,7 +245,7 @@ def test_a_layout_that_is_not_the_models_is_seen() -> None:
 
 
 def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
-    """The hidden matrices of a model with gradients, the same at every call, and their groups."""
+    """A model's hidden matrices and their groups. The matrices have gradients, the same at every call."""
     kind, sizes = VARIANTS[name]
     model: Any = build(kind, **sizes).float()
     for place, param in enumerate(model.parameters()):
@@ -259,7 +259,7 @@ def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
     "name", ["gpt2", "gpt_neox", "falcon, new", "deepseek_v3", "gpt_oss", "mamba", "qwen3_next"]
 )
 def test_models_of_every_kind_of_parts_step_alone_as_over_ranks(name: str, strategy: str) -> None:
-    """The bits are the same: two ranks have the same gradient, so its average is the same too."""
+    """The bits are the same, because the average of the two ranks' equal gradients is this gradient."""
     (before, _), (alone, groups) = learned(name), learned(name)
     Muon(groups, lr=0.02).step()
     assert not any(map(torch.equal, before, alone))

@@ -187,7 +187,7 @@ def under_deepspeed(rank: int, stage: int) -> list[str]:
 
 
 def under_accelerate(rank: int, name: str) -> list[str]:
-    """FSDP1, Accelerate's default; on CPUs, Accelerate uses it only because a hook of the tests makes it."""
+    """FSDP1, Accelerate's default. On CPUs, Accelerate would use DDP; a hook of the tests forces FSDP1."""
     accelerator = sharding_accelerator()
     accelerator.state.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device
     accelerator.state.fsdp_plugin.use_orig_params = "use_orig_params" in name
@@ -219,7 +219,7 @@ def under(rank: int, names: Sequence[str]) -> dict[str, str]:
     heard = {}
     if any(name.startswith("DeepSpeed") for name in names):
         deepspeed: Any = importlib.import_module("deepspeed")
-        deepspeed.ops.__compatible_ops__.clear()  # it would compile collectives of its own
+        deepspeed.ops.__compatible_ops__.clear()  # DeepSpeed would compile collectives of its own
         deepspeed.init_distributed("gloo")
     for name in names:
         stage = name.removeprefix("DeepSpeed, stage ")
@@ -244,7 +244,7 @@ def test_a_host_that_flattens_matrices_is_refused_by_name(name: str, heard: list
 
 
 def rows() -> str:
-    """The table's second part: what each of these hosts does."""
+    """The rows of the table's second part, which says what each of these hosts does."""
     lines = (f"| {name} | {', '.join(it.needs) or 'torch'} | {it.outcome} |" for name, it in CASES.items())
     return "\n".join(["| host | needs | outcome |", "|---|---|---|", *lines]) + "\n"
 

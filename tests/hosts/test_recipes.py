@@ -25,8 +25,8 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return References(tmp_path_factory.mktemp("alone"))
 
 
-# Under its own launcher, only a new version of the host can break a recipe. A usual run tries the Trainer, on
-# forks; tests/optimizer and tests/configs check the contract of all recipes, and FSDP2's checkpoints.
+# Only a new version of the host can break a recipe under its own launcher. So a usual run tries only the
+# Trainer, on forks; tests/optimizer and tests/configs check what recipes rely on, and FSDP2's checkpoints.
 @pytest.mark.parametrize(("name", "forks"), [("trainer", 2), *(left_out(name, 0) for name in ALL)])
 def test_a_recipe_trains_like_one_process_and_resumes_to_the_bit(
     name: str, forks: int, tmp_path: Path, references: References
@@ -89,7 +89,7 @@ def noted(steps: int = EPOCHS * STEPS, norm: float = MAX_NORM, before: float = 1
 
 @pytest.mark.parametrize("changed", ["parameters", "state", "steps"])
 def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
-    """It notices one element of a parameter or of an optimizer's state, and a schedule that began anew."""
+    """It notices one wrong element of a parameter or of a state, and a schedule that began again."""
     whole, half = noted(), noted()
     del half.steps[:STEPS]
     recipes.check_resumed([whole], [half])
@@ -102,7 +102,7 @@ def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
 
 
 def test_the_checks_of_training_notice() -> None:
-    """They notice gradients that were not clipped or not averaged, and wrong parameters or momentum."""
+    """The checks notice gradients that were not clipped or not averaged, and wrong parameters or momentum."""
     right, reference = noted(), Reference(noted(), 1e-3, 1e-3, 1e-3)
     away = noted()
     away.parameters["w"][1], away.state["w"]["momentum_buffer"][1] = 1.1, 1.1

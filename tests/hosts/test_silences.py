@@ -1,4 +1,4 @@
-"""Errors that were once silent with FSDP2 and FSDP1: two ranks take three steps and note messages.
+"""Errors that were once silent with FSDP2 and FSDP1. Two ranks take three steps, and note the messages.
 
 ``tests/guard/test_guard.py`` tests those of one process, ``test_other_hosts`` those of other packages.
 """
@@ -108,7 +108,7 @@ def made_between(rank: int) -> list[str]:
 
 
 def made_on_meta(rank: int) -> list[str]:
-    """This should train in silence, and an audit made after ``to_empty`` should see Muon."""
+    """A model made on meta should train in silence, and an audit made after ``to_empty`` should see Muon."""
     with torch.device("meta"):
         model = network()
     fully_shard(model)
@@ -143,7 +143,7 @@ def fsdp1_later(
 
 
 def fsdp1_unsharded(rank: int) -> list[str]:
-    """This should train in silence: FSDP1 without sharding keeps matrices."""
+    """FSDP1 without sharding should train in silence, because it keeps matrices."""
     model = under_fsdp1(network(), True, ShardingStrategy.NO_SHARD)
     optimizer = pair(model)
     seen = audit(optimizer)

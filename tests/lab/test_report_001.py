@@ -1,4 +1,4 @@
-"""The published report's figures (to the printed digit: a doctest), and the packaged numbers behind them."""
+"""The packaged numbers behind the published report's figures; a doctest checks the figures themselves."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ import psutil
 from muon_tutorial.launching.fork_server import warm_server
 
 WITHIN = 15.0
-"""Seconds for a report, or an end, that takes half a second here: a busy machine may need many times that.
+"""Seconds within which a report or an end must come. It takes half a second here, but a busy machine is slow.
 
-It is less than the minute that ranks wait for one another, so a fault that is found only then fails the test.
+They are fewer than the 60 that ranks wait for each other, so a fault that is found only then fails the test.
 """
 
 
@@ -37,7 +37,7 @@ def _traces() -> tuple[set[int], int, set[str]]:
 
 
 def still_running(pids: Iterable[int], within: float) -> set[int]:
-    """Return which processes still run `within` seconds from now; returns as soon as none does."""
+    """Return the processes that still run after `within` seconds; returns earlier if none is left."""
     deadline = time.monotonic() + within
     while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -45,14 +45,13 @@ def still_running(pids: Iterable[int], within: float) -> set[int]:
 
 
 def free_port() -> int:
-    """A port on which no process listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def heed_interrupts() -> None:
-    """Make a child react to SIGINT: a shell's background job ignores it, and its children inherit that."""
+    """Make a child react to SIGINT, which a shell's background jobs and their children ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

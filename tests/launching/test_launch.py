@@ -43,7 +43,7 @@ def test_ranks_live_where_their_launcher_does(tmp_path, monkeypatch) -> None:
     for seen in launch(ranks.surroundings, 2, threads=2):
         assert (seen["folder"], seen["variable"], seen["threads"]) == (str(tmp_path), "here", 2)
         assert not seen["torchrun"]
-        assert seen["group"] == os.getpgrp()  # so that ending a notebook's process group ends its ranks
+        assert seen["group"] == os.getpgrp()  # a notebook ends its ranks by ending its process group
         assert set(seen["path"]) >= set(map(os.path.abspath, sys.path))
 
 

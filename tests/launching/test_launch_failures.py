@@ -1,4 +1,4 @@
-"""launch() when a rank breaks: the rank and phase in the error, its delay, and the other ranks' texts."""
+"""If a rank breaks, launch() soon raises an error that has its rank, its phase and the other ranks' texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""launch(), when the calling process is killed: nothing is left behind.
+"""If the process that called launch() is killed, nothing is left behind.
 
 Each test starts a separate process, waits until its ranks report that they run, and breaks it.
 """
@@ -76,7 +76,7 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script whose launch hangs, with one forked rank stopped, and all its descendants."""
+    """Yield a script whose launch hangs, and its descendants' ids. Of forked ranks, one is stopped, too."""
     method = getattr(request, "param", "fork")
     script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)
@@ -87,7 +87,7 @@ def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int
 
 @pytest.mark.parametrize(("hanging", "kill"), [("fork", os.killpg), ("spawn", os.kill)], indirect=["hanging"])
 def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
-    """``test_launch_notebook`` kills the parent of forked ranks alone."""
+    """``test_launch_notebook`` kills the parent of forked ranks without its process group."""
     parent, family = hanging
     kill(parent.pid, signal.SIGKILL)
     assert parent.wait(WITHIN) == -signal.SIGKILL
@@ -96,7 +96,7 @@ def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
 
 
 def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> None:
-    """While it idles, the server imports modules, which takes seconds. Here, it never finishes."""
+    """An idle server imports modules, which takes seconds; here, the import never ends."""
     slow = tmp_path / "modules"
     slow.mkdir()
     begun = tmp_path / "begun"

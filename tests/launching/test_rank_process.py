@@ -18,7 +18,7 @@ PAGES = BUFFERS * ELEMENTS * 4 // resource.getpagesize()
 def new_pages(rank: int) -> list[int]:
     """The number of new pages that the system supplies in each of a few steps with large buffers.
 
-    In the first steps malloc's heap may still grow, because buffers do not fit between what else lies there.
+    In the first steps, malloc's heap may still grow, because the buffers do not fit into its gaps.
     """
     found = []
     for _ in range(13):

@@ -1,4 +1,4 @@
-"""A rank's value may run any code while it is unpickled: launch() goes on, and names the rank."""
+"""launch() goes on if a rank's value runs any code while it is unpickled, and names the rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RebuildingError(Exception):
 
 
 class OtherArgumentsError(Exception):
-    """An exception that unpickling calls with one argument too few."""
+    """An exception that cannot be unpickled, because pickle passes one argument too few."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(one)

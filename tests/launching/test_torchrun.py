@@ -99,7 +99,7 @@ def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(rank, monkeypat
     monkeypatch.setattr(torchrun, "let_new_groups_time_out", lambda seconds: None)
     monkeypatch.delenv(torchrun.OWN_STORE, raising=False)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # taken, but without a listener
+        taken.bind(("127.0.0.1", 0))  # the port is in use, but nothing listens
         own = {"RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "1"}
         for name, value in {**SEAT, **TWO_MACHINES, **own, **elastic}.items():
@@ -182,7 +182,7 @@ def test_an_id_without_logs_is_the_same_job_only_for_ranks_that_were_restarted(m
 
 @pytest.mark.parametrize("state", ["has ended", "is stopped (SIGSTOP)"])
 def test_a_rank_that_misses_another_says_which_and_lets_it_go_on(state, capfd, monkeypatch) -> None:
-    """A stopped rank must continue, or torchrun's signal to end does not reach it."""
+    """A stopped rank must be continued, or else it would not react to torchrun's SIGTERM."""
     monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         peer = psutil.Process(process.pid)

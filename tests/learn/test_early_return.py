@@ -42,7 +42,7 @@ def forgets_the_wait(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Wrong: in each pair of turns, the two matrices are swapped. Only the times are right."""
+    """Wrong: it swaps the two matrices of each pair of turns. Only the times are right."""
     order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
     yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
 
@@ -128,7 +128,7 @@ WRONG_WAITS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, left_out(4)])  # the messages do not depend on it
+@pytest.mark.parametrize("ranks", [2, left_out(4)])  # messages are the same on any number
 @pytest.mark.parametrize(("line", "ticket", "says"), WRONG_WAITS)
 def test_a_wrong_wait_is_told_by_its_own_run(line: Any, ticket: Any, says: str, ranks: int) -> None:
     exercise = exercises.wait_exercise(ranks)

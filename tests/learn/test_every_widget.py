@@ -27,9 +27,9 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
-    """All combinations of the controls' values, in an order in which few controls move at a time. If there
-    are too many, each control moves alone, through all its values or as many as ``most`` allows; the others
-    are at their first values, and then at their last."""
+    """All combinations of the controls' values, in an order in which few controls move at a time. If they
+    are more than ``most``, each control moves alone, through all its values or as many as ``most`` allows,
+    while the others are at their first values, and then at their last."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     sizes = [len(its) for its in values.values()]
     chosen = set(itertools.product(*map(range, sizes))) if math.prod(sizes) <= most else set()
@@ -56,8 +56,6 @@ def move(shell: Shell, position: Mapping[str, Any]) -> str:
 
 
 class Tags(HTMLParser):
-    """All tags of a page with their attributes."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []

@@ -32,7 +32,7 @@ def reported(handed: list[list[torch.Tensor]], returned: list[Any], lacking: Any
 
 
 def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
-    """A run of the early code in this process, which adds up the buffers of all ranks."""
+    """A run of the early code: this process adds up the buffers of all ranks."""
     return lesson.imitate(ranks, lacking=lacking, skips=True)
 
 

@@ -9,5 +9,5 @@ from muon_tutorial.learn.inputs import measure
 
 def test_private_memory_grows_with_what_is_held() -> None:
     before = measure.private_bytes()
-    held = [torch.ones(16_000_000) for _ in range(4)]  # one tensor may fit into free memory of the process
+    held = [torch.ones(16_000_000) for _ in range(4)]  # one tensor may fit into freed memory of the process
     assert measure.private_bytes() - before > sum(it.nbytes for it in held) / 2

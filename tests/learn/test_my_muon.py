@@ -1,4 +1,4 @@
-"""my_muon.py: built from right answers, completed if some are missing, with the bits of torch.optim.Muon."""
+"""my_muon.py is built from right answers, completed if some are missing, and has torch.optim.Muon's bits."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SATURATED = 0.2
 
 
 def code_of(text: str) -> ast.Module:
-    """A module without docstrings and descriptions below constants."""
+    """A module without docstrings, and without the descriptions below constants."""
     module = ast.parse(text)
     for node in ast.walk(module):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -48,7 +48,6 @@ def is_words(node: ast.stmt) -> bool:
 
 
 def named_colours(module: ast.Module) -> list[str]:
-    """The colours that a module names."""
     return COLOUR.findall(ast.unparse(module))
 
 

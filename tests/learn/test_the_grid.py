@@ -25,7 +25,7 @@ def made(*lists: Any) -> Any:
 
 
 def with_dp_groups(dp_groups: Any) -> Any:
-    """An answer with the right tp groups; ``dp_groups`` makes its dp groups, given the right ones."""
+    """An answer with the right tp groups. ``dp_groups`` makes its dp groups from the right dp groups."""
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
 
 
@@ -175,7 +175,7 @@ WAITING = [
         "Rank 0 makes its groups in another order",
     ),
 ]
-"""Some ranks wait until the time is over."""
+"""Answers with which some ranks wait until they time out."""
 
 
 test_a_wrong_way_to_answer_is_told_who_left_out_what = judged(

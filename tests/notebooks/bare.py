@@ -1,7 +1,7 @@
-"""An environment like a hosted notebook's, without our packages: a venv with a kernel, and runs in it.
+"""Makes environments like a hosted notebook's, with a kernel, without our packages; runs notebooks in them.
 
-``linked_venv`` takes seconds: its packages are links to those of this environment, chosen by their declared
-dependencies.
+``linked_venv`` needs only seconds, because it links the packages of this environment. It chooses them by
+their declared dependencies.
 """
 
 from __future__ import annotations

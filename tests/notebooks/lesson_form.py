@@ -35,7 +35,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
-    """The words of a page that a reader sees or hears: texts and alt texts, without folded ones."""
+    """The words that a page's reader sees or hears: texts and alt texts, except those inside a fold."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Seen(HTMLParser):
 
 
 def seen(page: str) -> str:
-    """The words of HTML that a reader sees before opening any fold, including alt texts.
+    """The words of HTML, including alt texts, that a reader sees before opening a fold.
 
     >>> seen('<p>a <img alt="b"></p><details><summary>c</summary>d</details>')
     ' a  b   '
@@ -74,7 +74,6 @@ def is_hidden(cell: Mapping[str, Any], what: str) -> bool:
 
 
 def has(cell: Mapping[str, Any], *tags: str) -> bool:
-    """Whether a cell has all of these tags."""
     return set(tags) <= set(cell["metadata"].get("tags", ()))
 
 
@@ -200,7 +199,6 @@ def code_lines_of(source: str) -> list[str]:
 
 
 def visible_code_lines(notebook: Mapping[str, Any]) -> int:
-    """The number of lines of code that a reader sees."""
     cells = [
         cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
     ]
@@ -208,7 +206,6 @@ def visible_code_lines(notebook: Mapping[str, Any]) -> int:
 
 
 def visible_words(notebook: Mapping[str, Any]) -> int:
-    """The number of words of prose that a reader sees."""
     return sum(
         len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
     )

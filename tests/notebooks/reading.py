@@ -1,4 +1,4 @@
-"""Reads a lesson's prose from its notebook, and a page."""
+"""Reads a lesson's prose from its notebook, and checks that a page loads nothing."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_each_strategy_keeps_the_momentum_and_has_the_workers_that_are_shown(
                     covered[top : top + down, left : left + across] += 1
             assert covered.min() >= 1
             if name not in ("replicated", "round_robin", "owner"):
-                assert covered.max() == 1  # kept once
+                assert covered.max() == 1  # each entry is kept once
 
 
 @pytest.mark.parametrize("name", [f"{dp}x{tp}" for dp, tp in essay_recorder.NETWORKS])

@@ -1,4 +1,4 @@
-"""From text to a committed notebook; the cells of a widget; and guards that catch what a runner lets pass."""
+"""Texts become committed notebooks, a widget's cells are found, and guards catch what a runner lets pass."""
 
 from __future__ import annotations
 

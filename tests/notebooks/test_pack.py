@@ -229,7 +229,7 @@ for_both = pytest.mark.parametrize("script", ["pack", "pages --still"])
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusal:
-    """The one line that a script prints when it refuses; it makes no wheel."""
+    """A function that returns the one line of a script that refuses. No wheel is built."""
     monkeypatch.setattr(pack, "wheel", lambda: b"a wheel")
 
     def refused(script: str, *arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""The offline pages hold the whole lesson, and every picture has its alt text: as HTML, and in a browser."""
+"""Offline pages hold whole lessons, with an alt text for every picture; some tests open them in a browser."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
 
 
 def open_page(driver: Any, page: Path) -> None:
-    """Open a page from disk, which must ask for nothing."""
+    """Open a page from disk, and assert that it requests nothing else."""
     lab.requested(driver)
     driver.get(page.as_uri())
     asked = [url for url in lab.requested(driver) if url != page.as_uri()]

@@ -1,4 +1,4 @@
-"""Notebooks run under papermill: as committed, on another grid with the solutions, twice, without network."""
+"""Notebooks run under papermill: without network, solved on another grid, and twice in one kernel."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
     assert "Network is unreachable" in refused.stderr
 
 
-STEPS_ARE_TIMED = ("04", "05")  # for a median; outputs of these cells are not compared
+STEPS_ARE_TIMED = ("04", "05")  # medians of several steps; outputs of these cells are not compared
 CHECKER = """
 import json, sys, traceback
 from scripts.notebooks import check, sources

@@ -49,7 +49,7 @@ def test_links_lead_to_places_on_the_site_all_files_are_reached_and_no_page_asks
         if page.suffix != ".html":
             continue
         tree = parsed(page)
-        if page.name != essay.NAME:  # which has a script, and tests of its own
+        if page.name != essay.NAME:  # the essay has a script, and tests of its own
             assert_keeps_to_itself(page, tree)
         ids[page] = {tag["id"] for tag in tree.find_all(id=True)}
         for to, _, place in (to.partition("#") for to in links(tree) if not re.match(r"\w+:", to)):

@@ -1,4 +1,4 @@
-"""An audit names eight wrong Muons: under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
+"""An audit recognizes eight wrong Muons under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def reports(rank: int, host: str) -> dict[str, AuditReport]:
 
 
 def check(found: dict[str, AuditReport]) -> None:
-    """Each wrong Muon is named on every matrix that it touches, and the right one is recognized."""
+    """Assert that reports name a wrong Muon on every matrix that it touches, and recognize the right one."""
     for name, report in found.items():
         fused = ["0.qkv.weight"] if name == "on a fused pair" else NAMES
         expected = {} if name == "none" else dict.fromkeys(fused, SAID[name])

@@ -50,7 +50,7 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stepped", [0, 2])
 def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
-    """In bf16, it steps like a new optimizer that has loaded the momentum. Then it steps in fp32 again."""
+    """In bf16, Muon steps like a new Muon that has loaded the momentum. Then it steps in fp32 again."""
     ours = layers()
     muon = muon_of(ours, way)
     train(ours, muon, stepped)
@@ -86,7 +86,7 @@ def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_recut_in_place(way: str | None) -> None:
-    """Before the first step the optimizer follows; later the momentum does not fit, and an error names it."""
+    """Before the first step, new shapes are accepted; later an error says that the momentum does not fit."""
     model, other = layers(), layers()
     muon, stock = muon_of(model, way), stock_of(other)
     for each in (model, other):

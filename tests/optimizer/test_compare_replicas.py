@@ -1,4 +1,4 @@
-"""Ranks that should hold the same values begin with the same, and get an error when they differ later."""
+"""Ranks that should hold the same values begin with equal values, and get an error if they differ later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..configs.setups import error_of
 
 @cache
 def mesh_of(layout: str) -> DeviceMesh:
-    """Four ranks: two along dp (or HSDP's replicas), two along an axis that cuts nothing else."""
+    """Four ranks: two along dp (or HSDP's replicas) times two along tp (or HSDP's shards)."""
     if layout == "hsdp":
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
     return build_mesh({"dp": 2, "tp": 2})
@@ -180,7 +180,7 @@ def test_ranks_begin_with_the_first_ones_values_as_under_ddp(results: Results, l
         assert all(map(torch.equal, ranks[1][0], ranks[3][0]))
         halves = zip(ranks[0][0], ranks[1][0], strict=True)
         assert all(map(torch.equal, map(torch.cat, halves), first.parameters()))
-    else:  # vectors are AdamW's, and equal only along dp: tensor parallelism may have cut them
+    else:  # AdamW's vectors must be equal only along dp, because tensor parallelism may have cut them
         for held, _ in ranks:
             assert all(torch.equal(held[i], list(first.parameters())[i]) for i in (0, 2))
         assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
@@ -243,7 +243,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 
 def hashed_by_steps(rank: int) -> list[int]:
-    """How many tensors a rank hashes in each of four steps. The user readies the third's gradients."""
+    """How many tensors a rank hashes in each of four steps. Before the last, gradients are readied."""
     model = network()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []
@@ -271,5 +271,5 @@ def test_a_step_hashes_no_more_than_it_compares() -> None:
     first, second, third, fourth = launch(hashed_by_steps, 2)[0]
     assert first == 4 + 1  # all parameters, and the momentum
     assert second == 0
-    assert third == 2 + 1 + 3  # no frozen ones; AdamW has three tensors by now
+    assert third == 2 + 1 + 3  # no frozen parameters; AdamW has three tensors by now
     assert fourth == 2 * 2  # two gradients, when they are readied and when they step

@@ -37,7 +37,7 @@ LAYOUTS = {
 """The layouts by their number of ranks."""
 HOWS = ("nested", "flat", "full")
 EVERY_HOW = ("alone", "fsdp2")
-"""A usual run saves the other layouts flat, since torch's own code makes the other forms of a state."""
+"""A usual run saves the other layouts' states only flat, because torch makes the other forms of a state."""
 
 
 def network() -> nn.Sequential:
@@ -57,7 +57,6 @@ class Tokens(nn.Module):
 
 
 def on(layout: str, model: nn.Module) -> Any:
-    """The model in a host's layout."""
     if layout == "ddp":
         return DistributedDataParallel(model)
     if layout in ("unnamed", "uneven"):
@@ -174,7 +173,7 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
 def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(
     tmp_path, ranks: int, thorough: tuple[str, ...]
 ) -> None:
-    """It also holds for Muon alone, whether it knows the cuts from placements or a config."""
+    """This also holds for Muon without AdamW, whether it knows the cuts from placements or from a config."""
     cases = [
         (layout, "pair", how)
         for layout in LAYOUTS[ranks]
@@ -199,7 +198,7 @@ def save_slices(rank: int, folder: str) -> str:
     train(model, both, range(1, 2))
     try:
         dcp.save({"optimizer": get_optimizer_state_dict(model, both)}, checkpoint_id=f"{folder}/saved")
-    except BaseException as error:  # the library's own error is no Exception
+    except BaseException as error:  # torch's CheckpointException is no Exception
         return str(error)
     return "saved"
 

@@ -20,7 +20,7 @@ from muon_tutorial.plan.strategies import Builder, layerwise
 from ..configs.setups import heard
 
 STEPS = 3
-SMALL = 3_000  # bytes per bucket, so there are several
+SMALL = 3_000  # bytes per bucket: so few that there are several buckets
 BUILDERS: dict[str, Builder] = {
     "zero1": partial(zero1, round_bytes=SMALL),
     "zero1 by boundaries": partial(zero1, gather="boundary", round_bytes=SMALL),
@@ -29,7 +29,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 class Branches(nn.Module):
-    """A chain of matrices, one of which takes part only in every second step, and a vector for AdamW."""
+    """A vector for AdamW, a chain of matrices, and a matrix that takes part only in every second step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ def asked_when(rank: int) -> tuple[list[str], int]:
     world = LiveWorld(build_mesh({"dp": 2}), [note])
     model = Branches()
     hidden = [*model.chain.parameters(), *model.extra.parameters()]
-    in_their_order = partial(zero1, cut="bucket", round_bytes=SMALL)  # the extra comes last
+    in_their_order = partial(zero1, cut="bucket", round_bytes=SMALL)  # ``extra`` is last
     muon = Muon(hidden, strategy=in_their_order, mesh=world, overlap_grad_reduce=True)
     asked.clear()
-    model(torch.ones(2, 16), with_extra=rank == 0).sum().backward()  # rank 1 has no gradient of the extra
+    model(torch.ones(2, 16), with_extra=rank == 0).sum().backward()  # rank 1: no gradient of extra
     before = len(asked)
     muon.step()
     return asked, before
@@ -161,7 +161,7 @@ def misused(rank: int) -> dict[str, str]:
     told["norm"] = heard(lambda: muon.ready_gradients(1.0))
     told["dropped when readied"] = heard(muon.zero_grad)
     backward()
-    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # must not mix with those sent
+    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # must not mix with sent gradients
     told["well again"] = heard(muon.step)
     told["on one rank"] = heard(lambda: Muon(chain, overlap_grad_reduce=rank == 0, **how))
     return told
@@ -192,7 +192,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def straddled(rank: int) -> list[str]:
-    """A stack of matrices in two buckets, one of which waits for a parameter without gradient."""
+    """This rank's errors with a stack in two buckets, one of which waits for a parameter without gradient."""
     world = LiveWorld(build_mesh({"dp": 2}))
     torch.manual_seed(0)
     unused, stack = nn.Parameter(torch.randn(1, 16, 16)), nn.Parameter(torch.randn(4, 16, 16))

@@ -1,4 +1,4 @@
-"""Muon in one process: the bits of torch.optim.Muon, except for two fixed bugs, and with named errors."""
+"""In one process, Muon gives the bits of torch.optim.Muon, except for two fixed bugs, and named errors."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
 
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
-    # Frozen, without a gradient this step, and unfrozen late: treated as by the stock optimizer.
+    # One parameter is unfrozen late, and in each step another has no gradient, as for the stock optimizer.
     def build(kind: Callable[..., torch.optim.Optimizer]):
         params = matrices(SHAPES[4:9])
         params[0].requires_grad_(False)
@@ -209,11 +209,8 @@ def displaced(param: nn.Parameter, **options: Any) -> Tensor:
 @pytest.mark.parametrize("shape", [(3, 12), (12, 3), (5, 5), (20, 5), (5, 20)], ids=str)
 @pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
 def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, int], adjust_lr_fn) -> None:
-    """Equal up to rounding: each of five iterations errs by 2**-8, and each later one may multiply that by
-    3.4.
-
-    A factor taken from the wrong side would be off by two.
-    """
+    """They are equal up to rounding: each of five iterations errs by 2**-8, and each later one may multiply
+    this error by 3.4. A factor taken from the wrong side would be wrong by a factor of two."""
     stored = nn.Parameter(normal(shape, 1))
     plain = displaced(nn.Parameter(stored.detach().T.contiguous()), adjust_lr_fn=adjust_lr_fn).T
     found = displaced(stored, adjust_lr_fn=adjust_lr_fn, transposed=True)

@@ -1,4 +1,4 @@
-"""The pair as one optimizer: it does the same as Muon and AdamW side by side."""
+"""As one optimizer, the pair does the same as Muon and AdamW side by side."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def loss_at(last: nn.ModuleDict, name: str, received: torch.Tensor, due: torch.T
 def test_copies_of_an_embedding_on_two_pipeline_stages_are_adamws_and_need_the_summed_gradient(
     name: str, summed: bool
 ) -> None:
-    """As in Megatron-LM 4641, where Muon stepped the last stage's copy, and AdamW the first's."""
+    """In Megatron-LM's issue 4641, Muon stepped the last stage's copy, and AdamW the first stage's copy."""
     torch.manual_seed(0)
     copied = nn.Embedding(6, 4) if "embedding" in name else nn.Linear(4, 6, bias=False)
     first = nn.ModuleDict({"tokens": nn.Embedding(6, 4), "up": nn.Linear(4, 4)})

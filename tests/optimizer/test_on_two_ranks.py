@@ -106,7 +106,7 @@ def added_and_other_on_each_rank(rank: int) -> list[Tensor]:
 
 
 def readied_in_another_order(rank: int, other: str) -> list[Tensor]:
-    """Two vectors are readied and stepped, in another order on each rank."""
+    """Ready and step two vectors, in another order on each rank."""
     model = network()
     muon = Muon([("w", model.one.weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
     rest = [model.one.bias, model.get_parameter(other)]
@@ -228,7 +228,6 @@ def everything(rank: int) -> dict[str, Result]:
 
 
 def heard(case: Callable[[], list[Tensor]]) -> Result:
-    """A case's result, or its error."""
     try:
         return "", "", case()
     except TutorialError as error:

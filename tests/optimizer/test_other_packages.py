@@ -1,8 +1,8 @@
 """Momentum loads from other packages and back into them: two more steps equal those without a switch.
 
 torch's, Keller Jordan's (PyPI ``muon-optimizer``) and DeepSpeed's optimizers make the states themselves, if
-installed. dion's and Megatron-LM's are not on PyPI: their states have the published formats, and
-their two steps follow the update in their code.
+installed. dion's and Megatron-LM's are not on PyPI; a stand-in makes states in their published formats, and
+takes the two steps as their code does.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_two_more_steps_after_going_to_another_package_are_ours(package: Package
     ("package", "place"), [("muon-optimizer", "step"), ("dion", "step_dev"), ("dion", "")]
 )
 def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, place: str) -> None:
-    """dion counts steps in the parameter's state, and once did in its group."""
+    """dion counts steps in the parameter's state; its earlier versions counted them in the group."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
     params = dict(model.named_parameters())
@@ -176,7 +176,7 @@ def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, p
 
 
 def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:
-    """Keller Jordan's distributed class keeps on each rank what that rank orthogonalizes."""
+    """In Keller Jordan's distributed class, a rank keeps momentum only of matrices that it orthogonalizes."""
     whole = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     groups = [{"params": [0, 1, 2]}]
     files = [

@@ -1,4 +1,4 @@
-"""Schedulers, ``GradScaler`` and clipping, as hosts use them with any optimizer."""
+"""Schedulers, ``GradScaler`` and clipping work as hosts use them with any optimizer."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
 def scaled_steps(
     rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...], clip: bool
 ) -> tuple[Any, list[list[Tensor]]]:
-    """A good step, one with infinity on some ranks, and a good one; returns the scale and all weights."""
+    """Take a good step, one with infinity on some ranks, and a good step; returns scale and all weights."""
     model, both = laid_out(layout)
     scaler = scaler_type(device="cpu", init_scale=2.0, growth_interval=100)
     found: list[list[Tensor]] = []
@@ -233,7 +233,7 @@ def results() -> Results:
 
 @pytest.mark.parametrize("case", SKIPPED, ids=str)
 def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -> None:
-    """They also skip it after clipping."""
+    """All ranks also skip it after clipping."""
     one, other = (of_rank[case] for of_rank in results)
     assert one[0] == other[0] == 1.0  # halved once
     for weights in (one[1], other[1]):
@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """Also for models that were frozen for a while. Once the optimizer is gone, torch may clip."""
+    """This also holds for models that were frozen for a while. Once the optimizer is gone, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])
@@ -288,7 +288,7 @@ def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
 
 
 def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
-    """With ``include_frozen=True``, only one layer's bias trains in the first epoch."""
+    """With ``include_frozen=True``, matrices may be frozen at first, so that only a layer's bias trains."""
     model = network()
     for param in model.parameters():
         param.requires_grad_(param.ndim == 1)

@@ -1,4 +1,4 @@
-"""Which parameters go to Muon: only hidden matrices, and no tied one with another role."""
+"""Only hidden matrices go to Muon, and no matrix that also has another role by a tie."""
 
 from __future__ import annotations
 
@@ -197,7 +197,6 @@ def test_a_layer_called_module_keeps_its_name() -> None:
 
 
 def within(path: str, module: nn.Module) -> nn.Module:
-    """``module`` in a model, at ``path``."""
     for word in reversed(path.split(".")):
         module = nn.ModuleDict({word: module})
     return module
@@ -213,7 +212,7 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
     module: nn.Module = nn.Linear(4, what, bias=False)
     if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
         return within(path, module)
-    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer lies beside them
+    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer is beside the experts
     inner = path.removeprefix("layers.0.mlp.")
     if not inner.startswith("experts"):
         first, *rest = inner.split(".")

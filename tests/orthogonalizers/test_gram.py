@@ -80,7 +80,7 @@ def test_unpacking_undoes_packing_and_only_the_triangle_travels(n: int) -> None:
 def test_shards_are_those_of_the_whole(
     name: str, shape: tuple[int, int], cut: int, lengths: tuple[int, ...]
 ) -> None:
-    """Some shards are uneven or empty, and some are of the short side, where Gram matrices are singular."""
+    """Some shards are uneven or empty. Some cut the short side, and then Gram matrices are singular."""
     G = gaussian(*shape)
     whole = orthogonalize(G, RECIPES[name]).float()
     off = (in_shards(G, cut, lengths, RECIPES[name]).float() - whole).norm() / whole.norm()

@@ -52,7 +52,7 @@ def matrix(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # its degree 7 is no chain of squares
+SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # degree 7 is no chain of squares
 
 
 @pytest.mark.parametrize("name", SQUARED)
@@ -170,7 +170,7 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the bytes of each storage that an operation newly makes, outside the known tensors."""
+    """Notes the bytes of each storage that an operation makes, except the storages of known tensors."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -237,8 +237,8 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert not recipe.iterates_on_gram(768, 768, share)
     assert recipe.iterates_on_gram(3072, 768, share)
     assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
-    # In units of 2s³, with l = 4s, half of each symmetric product is computed. A direct step takes 2 for XXᵀ,
-    # ½ for A² and 4 for BX. The Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 for the last.
+    # In units of 2s³, with l = 4s, if half of each symmetric product is computed: a direct step takes 2 for
+    # XXᵀ, ½ for A² and 4 for BX; the Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 at the end.
     n = 2 * 768**3
     assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)

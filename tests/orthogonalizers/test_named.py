@@ -50,7 +50,7 @@ def samples(shape: tuple[int, int]) -> dict[str, Sample]:
 
 @cache
 def qualities(name: str, on_the_largest: bool) -> dict[tuple[tuple[int, int], str], Quality]:
-    """A recipe's qualities by shape and spectrum: on small matrices, and on the largest or critical ones."""
+    """A recipe's qualities by shape and spectrum: on small matrices, and on large or critical matrices."""
     places = [(shape, spectrum) for shape in SMALL for spectrum in SPECTRA]
     if on_the_largest:
         places += [(LARGEST, spectrum) for spectrum in SPECTRA]

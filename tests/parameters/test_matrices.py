@@ -1,4 +1,4 @@
-"""A plan's information about parameters: placements of real DTensors, and marks on hand-cut tensors."""
+"""How parameters are sharded is read from placements of real DTensors, and from marks on hand-cut tensors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) -> None:
-    """Its pieces would not be rectangles of rows and columns."""
+    """The pieces would not be rectangles of rows and columns."""
     groups: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "flatten"}]
     with pytest.raises(StrategyError, match=f"parameter 0 is cut along dimension {dim} by 'tp'"):
         describe_matrices(groups, Grid.of(tp=2).at(0), dim)
@@ -261,7 +261,7 @@ def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
         for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
             assert isinstance(param, DTensor)
             mine = distribute_tensor(grad, mesh["tp"], param.placements)
-            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # 0 and 2 over dp: the mean is the whole
+            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # dp: 0 and 2 times, so 1 in the mean
         muon.step()
     return [param.full_tensor().detach() for param in net.parameters() if isinstance(param, DTensor)]
 
@@ -272,7 +272,7 @@ def whole_gradients(step: int) -> list[Tensor]:
 
 
 def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
-    """It holds for uneven, empty and strided shards, too."""
+    """This also holds for uneven, empty and strided shards."""
     net = numbered_net()
     stock = torch.optim.Muon(net.parameters(), lr=0.02)
     for step in range(2):

@@ -35,7 +35,6 @@ class Case:
     round_bytes: int
 
     def plan(self, builder: Builder) -> Plan:
-        """The plan of the case's matrices."""
         return builder(self.matrices, self.grid, round_bytes=self.round_bytes)
 
     @property
@@ -91,7 +90,7 @@ def cases(draw: st.DrawFn, cuts: CutDrawer = tp_cuts) -> Case:
 
 
 def numbered(matrix: Matrix) -> torch.Tensor:
-    """A matrix whose elements are their own indices, which bfloat16 holds exactly up to 256."""
+    """A matrix whose elements are their own indices; bfloat16 is exact up to 256."""
     return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
 
 

@@ -1,9 +1,9 @@
-"""How evenly plans share Newton–Schulz between ranks: over the step, and in each round, where ranks meet.
+"""Plans share Newton–Schulz almost evenly between ranks, over a whole step and in each round.
 
-Work counts operations of one iteration. With whole matrices on p positions, the busiest position has at least
-the fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a position, so
-the busiest has at least the two cheapest of these together. In the same way, it has at least the three
-cheapest of the 2p + 1 costliest, and so on.
+A position's work is its operations in one iteration. With whole matrices on p positions, the busiest position
+has at least the fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a
+position, so the busiest has at least the work of the two cheapest of these. In the same way, it has at least
+the work of the three cheapest of the 2p + 1 costliest, and so on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXCEPTIONS = {
     ("qwen3-8b", 64, "owner"): (1.11, FEW),
     ("qwen3-8b", 64, "layerwise"): (1.11, FEW),
 }
-"""By model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
+"""For each model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
 
 
 def worked(plan: Plan) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def least_work(plan: Plan) -> tuple[float, float]:
 @pytest.mark.parametrize("limit", [1, ROUND_BYTES])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder: Builder) -> None:
-    """``zero1``'s slices have equal lengths. The worst ratio is 1.21: two halves cannot share a round."""
+    """``zero1``'s slices have equal lengths. In the worst case, 1.21, two halves cannot share a round."""
     for shapes in (UNEQUAL, EXPERTS):
         made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(shapes)]
         plan = builder(made, Grid.of(dp=ranks), round_bytes=limit)
@@ -74,7 +74,7 @@ def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder
     ],
 )
 def test_public_models_are_shared_within_a_tenth_of_the_best(model: str, tp: int) -> None:
-    """With default options. A round costs the work of its busiest rank."""
+    """Options are the defaults. A round costs the work of its busiest rank."""
     shape = find_model(model)
     if (shape.heads or tp) % tp:
         with pytest.raises(GridError, match=f"tp={tp} does not divide the {shape.heads} heads"):

@@ -106,7 +106,7 @@ def test_one_list_is_cut_into_equal_slices_whatever_the_rounds(variant: str, cas
 def test_rounds_in_flight_hold_at_most_the_limit_or_as_many_of_the_largest_matrices(
     variant: str, case: Case
 ) -> None:
-    """The limit is for each flat buffer. For ``owner`` it is for the bf16 matrices of one rank."""
+    """The limit holds for each flat buffer; under ``owner``, for the bf16 matrices of one rank."""
     plan = case.plan(VARIANTS[variant])
     shared = case.grid.size("tp") if variant.startswith("layerwise") else 1  # their pieces share a buffer
     owned = variant.startswith("owner")

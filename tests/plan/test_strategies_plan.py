@@ -1,4 +1,4 @@
-"""Properties of every plan, of any strategy."""
+"""Properties that every plan of every strategy has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HERE = Label("test")
 @given(case=cases())
 @settings(deadline=None, max_examples=20)
 def test_every_matrix_is_in_one_bucket_of_its_kind_and_is_its_workers_work(variant: str, case: Case) -> None:
-    """Its workers are one owner, or whole tensor-parallel groups."""
+    """A matrix's workers are one owner, or whole tensor-parallel groups."""
     plan, tp = case.plan(VARIANTS[variant]), case.grid.size("tp")
     found = Counter(entry.matrix for bucket in plan.buckets for entry in bucket.entries)
     assert found == Counter(case.matrices)
@@ -205,7 +205,7 @@ def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], l
     shares = [
         sum(c for c, owner in zip(costs, dealt, strict=True) if owner == at) for at in range(len(loads))
     ]
-    assert len(set(zip(dealt, owners, strict=True))) == len(set(dealt))  # the shares are the same
+    assert len(set(zip(dealt, owners, strict=True))) == len(set(dealt))  # the same sets of jobs
     assert len(set(dealt)) == len(set(owners))
     if len({loads[at] for at in reached}) <= 1:
         assert dealt == owners

@@ -58,7 +58,7 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
     phases: set[str] = set()
     ranks.world.observers.append(lambda request, at: phases.add(request.label.phase))
     ranks.step()
-    assert "which rank" not in phases  # no gathered tensor grows with the number of ranks
+    assert "which rank" not in phases  # this gather would grow with the number of ranks
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
@@ -68,7 +68,7 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
 def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing(
     dtype: torch.dtype, value: float, max_norm: float | None
 ) -> None:
-    """They are finite on every rank, but zero1's sum would be infinite and leave NaN in the weights."""
+    """Each rank's gradients are finite, but zero1's sum would be infinite, and leave NaN in the weights."""
     grid = Grid.of(dp=4)
     world = LocalWorld(grid)
     params = [torch.nn.Parameter(torch.eye(4, 6, dtype=dtype)) for _ in grid.ranks]
@@ -83,7 +83,7 @@ def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing
         world.run([muon.program() for muon in muons])
     assert all(torch.equal(param, torch.eye(4, 6, dtype=dtype)) for param in params)
     assert not any(state["momentum_buffer"].any() for muon in muons for state in muon.state.values())
-    for param in params:  # half of the largest is allowed
+    for param in params:  # half of the largest number is allowed
         assert param.grad is not None
         param.grad.mul_(torch.finfo(dtype).max / value / 8)
     world.run([muon.program() for muon in muons])

@@ -159,7 +159,7 @@ def test_a_matrix_without_elements_is_stepped_over(strategy: str, shape: tuple[i
     ranks = seated(Grid.of(dp=2), strategy, case)
     ranks.steps(whole_gradients(case))
     alone = [nn.Parameter(whole) for whole in whole_matrices(case)]
-    muon = Muon(alone, **options(case))  # torch's divides by the number of rows
+    muon = Muon(alone, **options(case))  # torch's Muon divides by the number of rows
     for grads in whole_gradients(case):
         give_gradients(alone, grads, case, Grid.of().at(0))
         muon.step()

@@ -70,7 +70,7 @@ def alone(case: Case, **settings: Any) -> list[Tensor]:
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Assert that each matrix moved as in one process, up to rounding and ``bound`` times that move."""
+    """Assert that matrices moved as in one process, up to ``bound`` times its move's norm and rounding."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):
@@ -92,7 +92,7 @@ def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
 def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     name: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """It holds with uneven cuts, empty shards, cut short sides, buckets in flight, and a missing gradient."""
+    """It holds for uneven cuts, empty shards, cuts of short sides, buckets in flight, a missing gradient."""
     case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
     ranks = seated(grid, SMALL, case, orthogonalize=name, window=2)
     ranks.steps(whole_gradients(case))
@@ -103,7 +103,7 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """If the minimum aspect is above that of every matrix, everything is gathered."""
+    """Every matrix is gathered if its aspect is below the minimum aspect."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)
@@ -195,7 +195,7 @@ def test_work_and_the_largest_buffer_count_the_gram_matrix() -> None:
 
 
 def test_the_predicted_peak_is_that_of_a_real_step() -> None:
-    """Each rank is measured alone: a local world would hold the memory of both."""
+    """Each rank is measured alone, because a local world would hold the memory of both ranks."""
     matrices = [replace(WIDE, index=i, shape=(64, 512), name=f"m{i}") for i in range(3)]
     peaks = []
     for device in ("meta", "cpu"):
@@ -238,7 +238,7 @@ def test_odd_options_and_axes_are_refused() -> None:
 
 
 def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
-    """Two steps, a checkpoint, two more; then the last two from the checkpoint, also under ``zero1``."""
+    """Take two steps, save, take two more; take these again from the checkpoint, also under ``zero1``."""
     case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
     gradients = list(whole_gradients(case))
     found: dict[str, list[Tensor]] = {}

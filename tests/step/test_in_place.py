@@ -26,7 +26,6 @@ every_staying = pytest.mark.parametrize("strategy", STAYING)
 
 
 def column_major(tensor: Tensor) -> Tensor:
-    """The same values in column-major order."""
     return tensor.T.contiguous().T
 
 
@@ -86,7 +85,7 @@ def assert_alike(ranks: Ranks, others: Ranks) -> None:
 
 
 def peak(plan: Plan, rank: int) -> int:
-    """From a walk without data: one rank's most bytes beyond parameters, gradients and momentum."""
+    """One rank's peak of bytes beyond parameters, gradients and momentum, by a walk without data."""
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:
@@ -107,7 +106,7 @@ UNCUT = [Matrix(i, f"m{i}", (64, 128)) for i in range(8)]
 @pytest.mark.parametrize("strategy", ["replicated", "owner_per_replica", "owner"])
 @pytest.mark.parametrize("dp", [2, 4])
 def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int) -> None:
-    """It also holds one matrix's Newton–Schulz input, in fp32."""
+    """A step also holds one matrix's Newton–Schulz input, in fp32."""
     plan = STRATEGIES[strategy](UNCUT, Grid.of(dp=dp))
     one = newton_schulz_buffers(64, 128) + 4 * 64 * 128
     held = WIRE * ELEMENTS
@@ -141,7 +140,7 @@ def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
 
 @pytest.mark.parametrize("dp", [2, 4])
 def test_zero1_holds_the_flat_gradient_and_its_slice(dp: int) -> None:
-    """It holds a whole fp32 bucket to send and a slice to receive, and later the other way round."""
+    """A rank sends a whole fp32 bucket and receives a slice; later it sends a slice and receives a bucket."""
     plan = STRATEGIES["zero1"](UNCUT, Grid.of(dp=dp))
     slice_ = 4 * ELEMENTS // dp
     for rank in range(dp):

@@ -87,7 +87,7 @@ def few_bits(seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("draw", [few_bits, random_gradients])
 def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """The mean is exact if sums are. If not, it rounds up to D times: D − 1 in the sum, 1 in the division."""
+    """If sums are exact, so is the mean. If not, it rounds up to D times: D − 1 in the sum, 1 in dividing."""
     dp = grid.size("dp")
     ranks, each = seated(grid), [draw(position) for position in range(dp)]
     ranks.give(*each)
@@ -296,7 +296,7 @@ def test_a_closures_gradients_are_readied_anew() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_rank_has_an_entry_for_every_parameter_from_the_start(strategy: str, grid: Grid) -> None:
-    """Each rank keeps a slice of the momentum, which is whole over dp."""
+    """Under a strategy that slices the momentum, the slices along dp make up the whole."""
     ranks = seated(grid, strategy)
     for params, muon in pairs(ranks):
         assert set(muon.state) == set(params)
@@ -363,7 +363,7 @@ def test_a_momentum_of_a_wrong_shape_is_refused_by_name(strategy: str) -> None:
 
 @pytest.mark.parametrize("giver", [0, 2, 3])
 def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> None:
-    """Slices differ along dp, and pieces along tp. Only what the state records can show this."""
+    """Slices differ along dp, and pieces along tp, but only a record in the state shows whose they are."""
     case = Case(((8, 8),), (Shard(0),), steps=1)
     ranks = seated(DP2_TP2, "zero1", case)
     ranks.steps(whole_gradients(case))

@@ -151,7 +151,7 @@ def ask(request: Collective) -> Walk:
 
 
 def rough_rates(rank: int) -> calibration.ComputeRates:
-    """A core's rates by a few operations on little data, which takes a second."""
+    """Measure a core's rates roughly, with few operations on little data, in about a second."""
     calibration.COLD, calibration.SWEPT, calibration.SWEEPS = 1_000_000, 1_000_000, 10
     calibration._seconds.__defaults__ = (0.005,)
     calibration.measure_products.__defaults__ = ((16, 64),)
@@ -177,7 +177,7 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
         estimate("zero1", STRATEGIES["zero1"], [Matrix(0, "w", (16, 16))], Grid.of(dp=2), machine).seconds > 0
     )
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # nothing is measured in vain
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # it is refused before it measures
     capsys.readouterr()
     assert main(["calibrate", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"

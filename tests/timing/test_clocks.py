@@ -57,8 +57,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_ranks(plan, H100, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Rounds of zero1 and round_robin overlap in chains of messages; clocks take these collectives one
-        # after the other.
+        # Rounds of zero1 and round_robin overlap in chains of messages, but clocks run them one by one.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
         busiest = step_cost.busiest(plan).rank
@@ -110,7 +109,7 @@ def test_ranks_that_share_a_clock_would_have_had_the_same(
 def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slices cut matrices of five shapes at other places each time; most ranks' times follow from three."""
+    """Each rank's slice cuts the five shapes elsewhere; most ranks' walks follow from those of three."""
     sizes = {"dp": 53, "tp": 2}
     plan = STRATEGIES[name](matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
     told: list[Coordinate] = []
@@ -167,7 +166,7 @@ LIMITS = {"one matrix": 1, "many": 400_000_000}
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(("model", "grid"), [*SMALL, *(left_out(*case) for case in LARGER)])
 def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, limit: str) -> None:
-    """They agree within two per cent, for each strategy, over dense matrices and over experts."""
+    """Both times agree within two per cent, for each strategy, over dense matrices and over experts."""
     sizes = read_sizes(grid)
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():

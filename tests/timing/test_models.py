@@ -1,4 +1,4 @@
-"""Models by name, config.json or function: counted as transformers builds them, cut as Megatron-LM does."""
+"""Models (a name, config.json or function) are counted as in transformers, and cut as in Megatron-LM."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ def by_layer(shape: ModelShape) -> Counter[tuple[int, int, tuple[int, int]]]:
 
 
 def matrices_of(shape: ModelShape) -> Counter[tuple[int, int]]:
-    """The number of matrices of each shape."""
     held: Counter[tuple[int, int]] = Counter()
     for family in shape.families:
         held[family.shape] += family.count
@@ -152,7 +151,7 @@ BUILT: dict[str, tuple[dict[str, Any], dict[tuple[int, int], int]]] = {
         {**LATENT, **SPARSE},
         {(20, 32): 3, (48, 20): 3, (12, 32): 3, (4, 32): 3, (32, 12): 3, (24, 12): 3}  # latent, except o
         | {(16, 20): 3, (8, 32): 3, (2, 32): 3}  # the indexer
-        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP, and two shared experts that equal it together
+        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP; two shared experts, together as large
         | {(24, 32): 2 * 2 * 6, (32, 24): 3 + 2 * 6},  # six experts in two layers; o has the shape of down
     ),
     "gpt_neox": (SMALL, MHA),
@@ -413,7 +412,7 @@ def test_a_function_gives_any_module_on_any_device(my_module: str) -> None:
 
 
 def test_experts_folded_into_rows_are_matrices_of_their_own_or_named(my_module: str) -> None:
-    """As in xtuner, whose weight [256 · out, in] is not one matrix of 12,288 rows."""
+    """xtuner stores experts in a weight [256 · out, in], which is not one matrix of 12,288 rows."""
     shape = find_model(f"{my_module}:folded")
     assert {(it.shape, it.experts, len(it.layers)) for it in shape.families} == {
         ((24, 8), 256, 2),

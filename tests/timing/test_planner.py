@@ -76,7 +76,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks, to work out who shares what takes most of a plan's time and memory."""
+    """Over thousands of ranks, this takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 
@@ -114,7 +114,7 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
 @pytest.mark.parametrize("duplex", [True, False])
 @for_all
 def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
-    """It holds whether or not a rank's thread can send and receive at the same time."""
+    """This holds whether or not a rank's thread can send and receive at the same time."""
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
@@ -162,7 +162,7 @@ def test_ranks_that_share_a_node_share_its_cores_whatever_their_axis() -> None:
     each = [
         next(one for one in found.estimates if one.strategy == "replicated") for found in (alone, crowded)
     ]
-    # A quarter of the layers, on a quarter of a core.
+    # Each rank has a quarter of the layers, but also only a quarter of a core.
     assert each[1].product == pytest.approx(each[0].product, rel=0.01)
 
 
@@ -198,12 +198,12 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
     assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", round_bytes=10**9)))
     few = planned("gpt2", "dp=24,pp=4", round_bytes=500_000_000)
     assert any("the least possible" in line for line in say(few))
-    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices for 8 owners: not the floor
+    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices, 8 owners: not the floor
     assert not any("the least possible" in line for line in say(many))
 
 
 def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
-    """Where a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
+    """If a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
     few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
     assert any("the least possible" in line for line in say(few))
     whole = next(one for one in few.estimates if one.strategy == "layerwise")
@@ -267,7 +267,7 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
 
 
 def test_more_shards_never_take_more_memory() -> None:
-    """FSDP2 reduces a layer's gradients at once, even if a rank keeps only few of them."""
+    """FSDP2 reduces all of a layer's gradients at once, even if a rank keeps only few of them."""
     found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64)]
     for fewer, more in itertools.pairwise(found):
         for one, other in zip(fewer.estimates, more.estimates, strict=True):
@@ -301,7 +301,7 @@ def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> No
 
 
 def test_more_matrices_than_can_be_planned_are_refused() -> None:
-    """Every expert whole on each of 16,384 ranks: the plan itself would take 24 GB and minutes."""
+    """With every expert whole on each of 16,384 ranks, the plan itself would take 24 GB and minutes."""
     with pytest.raises(GridError, match="16,384 ranks would hold 69,120 matrices; take more ep or pp"):
         plan_model(find_model("kimi-k2"), read_sizes("dp=2048,tp=8"), find_machine("h100-infiniband"))
 

@@ -1,4 +1,4 @@
-"""``Work`` makes many results itself; they have the shapes, strides and dtypes of PyTorch's own."""
+"""``Work`` makes many results itself; they have the shapes, strides and dtypes of PyTorch's results."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
 def checked_steps(
     rank: int, options: dict, plant: Callable[[Trainer], None] | None = None
 ) -> list[CheckVerdict | None]:
-    """Two checked steps; ``plant`` plants a fault on rank 1 in the second."""
+    """The verdicts on two checked steps; ``plant`` plants a fault on rank 1 in the second."""
     trainer = build_trainer(TrainSettings(**{**TINY, **options}))
     verdicts = [train_step(trainer, 0, checked=True)[1]]
     if plant is not None and rank == 1:
@@ -115,7 +115,7 @@ def test_only_a_checked_step_is_audited_and_nothing_stays_behind() -> None:
 
 
 def audits_of_steps(rank: int) -> list[tuple[int, int]]:
-    """How many audits there were after a step without a check and one with, and how many hooks are left."""
+    """After a step without a check, and after one with a check: the audits so far, and the hooks left."""
     trainer = build_trainer(TrainSettings(**{**TINY, "dp": 1, "tp": 1}))
     pair, made, found = trainer.optimizer, list[Audit](), []
     check.audit = lambda optimizer: made.append(Audit(optimizer, None)) or made[-1]  # type: ignore

@@ -1,4 +1,4 @@
-"""A scheduler's signal to torchrun's agent, and Ctrl-C while ranks start; the lab sends many more."""
+"""A scheduler's signal to torchrun's agent, and Ctrl-C while ranks start; the lab sends more signals."""
 
 from __future__ import annotations
 

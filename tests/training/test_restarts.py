@@ -1,6 +1,6 @@
-"""Under ``torchrun --max-restarts``, runs whose ranks are killed end like undisturbed runs.
+"""Under ``torchrun --max-restarts``, a run in which a rank is killed has the same end as an undisturbed run.
 
-A usual run leaves these out, because ``test_two_agents`` also kills a rank.
+A usual run leaves these tests out, because ``test_two_agents`` also kills a rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ pytestmark = [
 
 @contextmanager
 def torchrun(ranks: int, folder: Path, *options: str, restarts: int = 2) -> Iterator[subprocess.Popen]:
-    """The job under torchrun, in a run folder."""
     starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
     command = [*starter, f"--nproc-per-node={ranks}", SCRIPT, *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -49,7 +48,7 @@ def torchrun(ranks: int, folder: Path, *options: str, restarts: int = 2) -> Iter
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Wait for the end. One rank alone prints the result, once."""
+    """Wait for the end, and assert that the result was printed exactly once."""
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     (result,) = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
@@ -110,7 +109,7 @@ def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
 def test_five_killed_runs_go_on_with_fewer_ranks_and_with_more_again(
     tmp_path: Path, undisturbed: Path
 ) -> None:
-    """4 ranks, then 3, then 4: the same losses except for the order of sums."""
+    """On 4 ranks, then 3, then 4, the losses are the same except for the order of sums."""
     for seed in range(5):
         folder = tmp_path / f"run-{seed}"
         with torchrun(RANKS, folder, *JOB, *TP, "--out", folder.name, restarts=0) as process:

@@ -182,7 +182,7 @@ def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, na
 def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a restart, the id is not enough; with one, it is, because all agents may have been replaced."""
+    """Without a restart, an equal id is not enough; after one it is, as all agents may have been replaced."""
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     with pytest.raises(RunFolderError, match="already in use"):

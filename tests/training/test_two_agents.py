@@ -37,7 +37,7 @@ class Agents:
     ended: ExitStack
 
     def start(self, number: int, nodes: str, *options: str) -> subprocess.Popen:
-        """Start an agent. Rank 0 is on the lowest address, and the latest agent has that address."""
+        """Start an agent. Each new agent has the lowest address so far, and so gets rank 0."""
         command = [sys.executable, "-m", *OURS.split(), f"--nnodes={nodes}", "--nproc-per-node=1"]
         is_host = str(number == 0).lower()
         meeting = [f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-backend=c10d", "--rdzv-id=one"]
@@ -52,7 +52,6 @@ class Agents:
         return agent
 
     def said(self) -> str:
-        """What all agents and their ranks have printed."""
         return "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
 
 
@@ -101,4 +100,4 @@ def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents,
         agent.send_signal(signal.SIGTERM)
     assert [agent.wait(PATIENCE) for agent in both] == [143, 143], agents.said()
     assert losses(tmp_path / "run")[: len(seen)] == seen
-    assert "saved after step" in (tmp_path / "1.log").read_text()  # rank 0 was the new node's
+    assert "saved after step" in (tmp_path / "1.log").read_text()  # rank 0 was on the new node

@@ -27,12 +27,12 @@ SPLITS = {
     "uneven, some empty": ((0, 3, 1), (2, 0, 0), (0, 5, 0)),
     "all empty": ((0, 0, 0), (0, 0, 0), (0, 0, 0)),
 }
-"""The elements that each position sends to each, for ``all_to_all``."""
+"""For ``all_to_all``: the number of elements that each position sends to each position."""
 STARTS = {
     "the same to all": (((0, 3, 3), (2, 0, 2), (4, 4, 4)), ((0, 0, 0), (0, 0, 0), (0, 0, 0))),
     "the same to two": (((2, 2, 2), (2, 2, 2), (2, 2, 2)), ((0, 0, 2), (0, 2, 2), (2, 0, 2))),
 }
-"""The same, with the offset in the sent buffer at which each position's elements begin."""
+"""The same, and for each position the offset of its elements in the sent buffer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,6 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
 
 
 def one(turn: Any) -> Walk:
-    """A walk of one turn."""
     return (yield turn)
 
 
@@ -104,8 +103,8 @@ def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
 def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
     debug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, the
-    places, and which meshes are refused."""
+    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, their
+    places on the mesh, and which meshes are refused."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
     asked, found = asks(), launch(on_one_of_three, PARTS, timeout=ASKED_OF_LAUNCH)
     for name, program in PROGRAMS.items():
@@ -120,7 +119,7 @@ def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
 
 
 def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
-    """A user's tagged message, sent while two worlds on one mesh exchange, and both worlds' answers."""
+    """A user's tagged message, sent during exchanges of two worlds on one mesh; and both worlds' answers."""
     mesh = build_mesh({"dp": 2, "tp": 1})
     worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
     own = torch.full((3,), -1.0)
@@ -137,7 +136,7 @@ def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
 
 
 def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
-    """The other rank's number, three times."""
+    """A request for the other rank's number, three times."""
     to_other = (0, 3) if rank == 0 else (3, 0)
     mine = torch.full((3,), base + rank)
     return Collective(
@@ -146,7 +145,7 @@ def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
 
 
 def test_exchanges_leave_a_users_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages only without it
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with torch's checks, exchanges are no messages
     first, second = launch(messages_of_ones_own, 2)
     assert first == (-1.0, [11.0] * 3, [21.0] * 3)
     assert second == (-1.0, [10.0] * 3, [20.0] * 3)
@@ -173,7 +172,7 @@ def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
 
 
 def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> None:
-    """All have the mesh's timeout, also a group of the whole world, of one rank, or over two axes."""
+    """All groups have the mesh's timeout, also those of the whole world, of one rank, or over two axes."""
     found = launch(on_one_of_four, 4, timeout=ASKED_OF_LAUNCH)
     for number, axes in enumerate(AXES):
         local = LocalWorld(DP2_TP2).run([one(gather_ranks(rank, axes)) for rank in DP2_TP2.ranks])

@@ -30,7 +30,6 @@ def program(*turns: Any) -> Walk:
 
 
 def add(position: int = 0, axis: str = "dp", size: int = 2, subject: str = "") -> Collective:
-    """An all_reduce of ``size`` elements."""
     mine = torch.full((size,), float(position))
     return Collective("all_reduce", (axis,), mine.dtype, mine, size, Label("sum", subject))
 

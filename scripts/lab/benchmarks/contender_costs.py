@@ -1,10 +1,9 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
 All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
-TCP counters of this process. If only the ranks use a network interface, the interface's counter is a third
-way. Seconds are measured
-for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's collectives
-alone, repeated without computation in between.
+TCP counters of this process. If only the ranks use a network interface, its counter is a third way. Seconds
+are measured for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's
+collectives alone, repeated without computation in between.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ PATIENCE = 2.0  # seconds to wait for missing bytes
 
 @dataclass(frozen=True, slots=True)
 class ContenderMemory:
-    """Bytes that one rank holds between steps, and the most that ``finish`` adds to them."""
+    """Bytes that one rank holds between steps, and the ``peak`` of the bytes that ``finish`` adds to them."""
 
     parameters: int
     gradients: int
@@ -47,7 +46,7 @@ class ContenderCost:
     """The costs of one contender on one rank.
 
     ``asked``: the requests of a step, summed. ``wire``: what Gloo should send for them. ``tcp``: the bytes
-    that the kernel counted, None if it counts none. ``learn``, ``finish`` and ``collectives``: seconds, one
+    that the kernel counted, None without a counter. ``learn``, ``finish`` and ``collectives``: seconds, one
     per step.
     """
 
@@ -89,7 +88,7 @@ class InterfaceCount:
 
 
 def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
-    """Count each contender's steps at the interface; nothing else may use the interface meanwhile."""
+    """Count the bytes of each contender's steps at the interface, which nothing else may use meanwhile."""
     found = []
     for name in names:
         contender = _warm(name, work)
@@ -115,7 +114,7 @@ def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceC
 
 
 def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
-    """Run ``repeats`` steps, each sending ``wire`` on this rank, between two readings of the interface."""
+    """Run ``repeats`` steps between two readings of the interface. A step sends ``wire`` on this rank."""
     before = _settled_interface()
     for index in range(repeats):
         step(index)
@@ -125,7 +124,7 @@ def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], Non
 
 
 def _warm(name: str, work: Workload) -> Contender:
-    """A contender after two steps: state is filled, buckets are settled and connections are made."""
+    """A contender after two steps, when its state exists, its buckets are final and its connections open."""
     contender = build_contender(name, work)
     for step in range(2):
         _step(contender, work, step)
@@ -156,7 +155,7 @@ def _read_tcp(contender: Contender, work: Workload, wire: GlooTraffic) -> int | 
 
 
 def settled_tcp() -> int | None:
-    """This rank's TCP bytes once no bytes are on their way. All ranks must call."""
+    """Wait until this rank's count of TCP bytes stops growing; returns the count. All ranks must call."""
     last, found = -1, tcp_sent()
     while found is not None and found != last:
         time.sleep(SETTLE)

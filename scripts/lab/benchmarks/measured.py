@@ -205,17 +205,17 @@ VARIANTS: dict[str, Builder] = {
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Peak bytes of one rank's step by phase: from a walk without data, and from a real one."""
+    """Peak bytes of one rank's step by phase: from a walk without data, and from a real step."""
 
     predicted: dict[str, int]
     measured: dict[str, int]
 
 
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
-    """A walk that makes the requests of ``walk``. At each request, it notes the peak since the previous one.
+    """A walk that makes the requests of ``walk``. At each, it notes the peak since the previous request.
 
     ``peaks`` gets the peaks by the request's phase; the peak after the last request gets the phase
-    ``AFTER``. It must be walked while ``seen`` is entered.
+    ``AFTER``. Run the walk only inside ``with seen``.
     """
     answers: list[Any] = [None]
     phase = ""
@@ -290,7 +290,7 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFit:
-    """Counts over all ranks: ``fit``, to which the overhead is fitted, and ``steps``, which check the fit."""
+    """Counts over all ranks. The overhead is fitted to those in ``fit``; those in ``steps`` check the fit."""
 
     fit: tuple[InterfaceCount, ...]
     steps: tuple[InterfaceCount, ...]

@@ -1,7 +1,7 @@
 """Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
 Contenders take turns within each round, so that other load on the machine slows all of them alike. The
-highest rate of a plain matrix product, measured in the same rounds, gives the least time of each contender.
+highest rate of a plain matrix product, measured in the same rounds, bounds each contender's time from below.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
 TORCH = "torch.optim.Muon"
 PEAKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 HALF = 0.5
-"""The fraction of a symmetric product's operations that is needed if equal elements are computed once."""
+"""The fraction of a symmetric product's operations that remains if equal elements are computed only once."""
 
 Contender = Callable[[list[Tensor]], list[Tensor]]
 
@@ -60,7 +60,7 @@ def measure_all(names: Sequence[str], rounds: int) -> list[WorkTimes]:
 
 
 def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
-    """Time the contenders of these names on one work, after a round to warm up."""
+    """Time the named contenders on one set of matrices, after a round to warm up."""
     matrices = [draw(shape, seed) for seed, shape in enumerate(WORKS[work])]
     choices = chosen_for(WORKS[work]) if AUTO in names else {}
     workspace = Workspace()  # shared by all, as in a step

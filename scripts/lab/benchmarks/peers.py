@@ -1,6 +1,6 @@
 """The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
 
-The remaining differences are in each ``Peer``'s fields and in the tables; compare seconds only with these in
+Each ``Peer``'s fields and the tables list the remaining differences; seconds must be compared with these in
 mind. A package is imported when its contender is made. If it is not installed, or fails here, it is left out,
 and a note says why.
 """
@@ -36,8 +36,8 @@ class StepContender:
     """A Muon, how it is made, and a description of its work.
 
     ``source`` is the package and its version. ``coefficients`` and ``steps`` describe its Newton–Schulz.
-    ``batching`` says how it treats equal shapes, ``remark`` what else differs. ``compiles``: its first steps
-    compile, so they run before anything is counted.
+    ``batching`` says how it treats equal shapes, and ``remark`` says what else differs. ``compiles``: its
+    first steps compile, so they run before anything is counted.
     """
 
     name: str
@@ -155,7 +155,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def find_peers(peers: Iterable[Peer] = PEERS) -> tuple[list[StepContender], list[str]]:
-    """Return the peers that can be imported, and a line for each of the others."""
+    """Return the peers that can be imported, and a line about each of the other peers."""
     found, missing = list[StepContender](), list[str]()
     for peer in peers:
         try:

@@ -107,7 +107,7 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
 def _strategies_of(
     D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
-    """Name, formula, the step's bytes by the formula, bytes sent before the step, bytes by the ledger."""
+    """Yield name, formula, the step's bytes by the formula, bytes sent before a step, bytes by the ledger."""
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
@@ -120,10 +120,10 @@ def _strategies_of(
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
     yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
     # round_robin sums buffers that are zero outside the owner's matrices. An all_gather would halve the bytes
-    # if all owners had equally many elements; it pads each to the longest.
+    # if all owners had equally many elements, but it pads each owner's part to the longest part.
     shared = 2 * formulas.rho(D) * N * formulas.WIRE_BYTES
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
-    owned, sharded = shared / D, (("dp", Shard(0)),)  # to the owners and back, a mean over ranks
+    owned, sharded = shared / D, (("dp", Shard(0)),)  # to owners and back; a mean over ranks
     yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
 
 
@@ -146,7 +146,7 @@ def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
 
 
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
-    """The hidden matrices of a 70-billion-parameter Llama, cut over tp; FSDP2 may then cut the rows."""
+    """The hidden matrices of a 70-billion-parameter Llama, cut over tp and, if asked for, over dp."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
     dense, _ = stage_matrices(find_model("llama-3.1-70b"), tp=8)
     return [replace(matrix, cuts=(*matrix.cuts, *inner)) for matrix in dense]

@@ -69,7 +69,7 @@ class StepSet:
 class ContenderSteps:
     """One contender's steps: the seconds of one step per round, and facts about its first step.
 
-    ``cosine`` compares its update of the first layer with torch's, each as one vector.
+    ``cosine`` compares its update of the first layer with torch's; each update is taken as one vector.
     """
 
     contender: StepContender
@@ -93,7 +93,7 @@ WAYS = (STOCK, *RECIPES, AUTO)
 
 
 def contenders() -> tuple[list[StepContender], list[str]]:
-    """Torch's Muon, this package's Muon with each name of ``orthogonalize``, and the Muons of other packages.
+    """Torch's Muon, this package's Muon for each value of ``orthogonalize``, and other packages' Muons.
 
     Also returns a line for each package that was left out, with the reason.
     """
@@ -104,7 +104,6 @@ def contenders() -> tuple[list[StepContender], list[str]]:
 
 
 def our_contender(name: str) -> StepContender:
-    """This package's Muon with a way of orthogonalizing."""
     recipe = RECIPES.get(name)
     coefficients, steps, batching, remark = KELLER_JORDAN_TEXT, 5, "one by one", "torch's bits"
     if name == AUTO:
@@ -161,7 +160,7 @@ def measure_steps(
 def first_step(
     contender: StepContender, params: Params, gradients: Sequence[Tensor], device: torch.device
 ) -> tuple[Optimizer, StepWork, list[Tensor]]:
-    """Make an optimizer and take its first step, watched; return its update of the first layer, too."""
+    """Make an optimizer and watch its first step; also return its update of the first layer."""
     if contender.compiles or contender.source == THIS:  # an extra first step compiles, or calibrates "auto"
         given = give(params, gradients)
         contender.make(params).step()
@@ -186,7 +185,7 @@ def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:
-    """The cosine between two lists of matrices, each as one vector."""
+    """The cosine between two lists of matrices; each list is taken as one vector."""
     pairs = [(a.double(), b.double()) for a, b in zip(these, those, strict=True)]
     across = sum(float((a * b).sum()) for a, b in pairs)
     sizes = [sum(float((pair[i] ** 2).sum()) for pair in pairs) for i in (0, 1)]

@@ -78,7 +78,7 @@ Made = TypeVar("Made", bound=Optimizer)
 
 
 def watch_first_step(make: Callable[[], Made], device: torch.device) -> tuple[Made, StepWork]:
-    """Make an optimizer and let it take its first step, watched."""
+    """Make an optimizer, and watch its first step."""
     made: list[Made] = []
 
     def begin() -> None:

@@ -1,8 +1,8 @@
 """Measures seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, which take turns in one launch.
 
 Every rank holds all parameters and the same averaged gradients, as under DDP. While some ranks step, the
-others wait for the next turn. The strategies are compared with the best that two ranks could do: each steps
-the half of the matrices that ``owner`` gives it, and sends nothing (``APART``).
+others wait for the next turn. The strategies are compared with the best that two ranks could do (``APART``):
+each rank steps only the half of the matrices that ``owner`` gives it, and sends nothing.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _maker(
 
 
 _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": None}
-"""Turns comparisons between ranks off, because the cases let the ranks' values drift apart. That does not
-change seconds."""
+"""Turns comparisons between ranks off, because in these cases the ranks' values drift apart. The drift does
+not change the seconds."""
 
 
 def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) -> Table:

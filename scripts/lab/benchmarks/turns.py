@@ -33,7 +33,7 @@ def walk(world: LiveWorld, step: PlanStep) -> None:
 
 
 def timed(run: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds of a call; on a GPU, until the GPU has finished its work."""
+    """Seconds from a call until it returns or, on a GPU, until the GPU has finished its work."""
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)

@@ -35,7 +35,7 @@ STRUCK = "struck"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault: the ``number``-th drawn from ``seed``. ``rank`` is at fault; None if no single one is.
+    """One fault: the ``number``-th drawn from ``seed``. ``rank`` is at fault; None if no single rank is.
 
     ``dice`` seeds the remaining choices, such as which matrix or which byte.
     """

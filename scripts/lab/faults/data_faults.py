@@ -1,6 +1,6 @@
 """Faults in data, not in processes: wrong gradients, settings, values and orders, on one rank or on all.
 
-Each changes what a rank builds, or its tensors just before one step. None knows how it is detected.
+Each fault changes what a rank builds, or its tensors just before one step. No fault knows how it is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .job import Blueprint, Rig
 HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
-"""Faults that leave a rank without a gradient: if the step averages, the missing gradient counts as zero."""
+"""Faults that leave a rank without a gradient. If the step averages, the missing gradient counts as zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +184,12 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether ranks hold copies that the package can compare; FSDP2 and a user's functions have none."""
+    """Whether ranks hold copies that the package can compare. Not with FSDP2 or a user's functions."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1, one rank steps an element, and all of dp copies the result."""
+    """Whether copies can differ. Under zero1 over dp, one rank steps an element, and the others copy it."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 
@@ -282,10 +282,10 @@ FAULTS: Mapping[str, DataFault] = {
         strike=_every_gradient(lambda grad: grad.mul_(0.5)), ready=True, out_of_step=True, fits=_planned
     ),
 }
-"""By name. ``nothing`` is the control: it must always survive."""
+"""Faults by name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
-"""Faults that only ``initial_values="compare"`` finds: by default, ranks get the first rank's values."""
+"""Only ``initial_values="compare"`` finds these: by default, ranks get the first rank's values."""
 
 NAMELESS = {"equal shapes swapped, without names"}
 """Faults for which no rank passes names of parameters."""

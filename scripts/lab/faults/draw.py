@@ -1,4 +1,4 @@
-"""Draws cases: each family gets its share, all its kinds come equally often, the seed decides the rest."""
+"""Draws cases. Each family gets its share, and its kinds are equally frequent; the seed decides the rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw(seed: int, size: int, only: str = "") -> list[Case]:
 
 
 def _in_turn(kinds: list[str], dice: Random, only: str) -> Iterator[str]:
-    """Every kind once before any is repeated, in random order."""
+    """Yield every kind once, in random order, before any kind is repeated."""
     chosen = [kind for kind in kinds if only in kind]
     while chosen:
         yield from dice.sample(chosen, len(chosen))

@@ -1,6 +1,6 @@
 """Forges checkpoints: adds objects that run code when unpickled, or file names that lead out of the folder.
 
-It then corrects the manifest's hashes, so that only a loader that avoids pickle is safe. Knows two formats:
+It then corrects the manifest's hashes, so only a loader that avoids pickle is safe. It knows two formats:
 the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and this package's ``manifest.json``.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 SENTINEL = "executed"
-"""The folder that code in a forged checkpoint makes next to it."""
+"""The folder that a forged checkpoint's code makes next to the checkpoint."""
 _SEALED = re.compile(rb'\{"sha256": "[0-9a-f]{64}",\n"manifest": (.*)\}\n', re.DOTALL)
 
 
@@ -47,7 +47,6 @@ def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """Add a forged object to the metadata."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))

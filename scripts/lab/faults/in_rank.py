@@ -1,4 +1,4 @@
-"""Data faults in the ranks of one launch, or with all ranks in this process."""
+"""Runs cases of data faults on the ranks of one launch, or with all ranks in this process."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Node:
     def agent(self, folder: Path, endpoint: str, *options: str, least: int = 2) -> subprocess.Popen[str]:
         """Start one of two agents with one rank each; at least ``least`` must join. Output goes to a file."""
         starter = [sys.executable, "-m", *OURS.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
-        is_host = str(self.address == endpoint).lower()  # torchrun finds out only with host names
+        is_host = str(self.address == endpoint).lower()  # torchrun would need host names
         meeting = [f"--rdzv-endpoint={endpoint}:29400", "--rdzv-id=one", f"--rdzv-conf=is_host={is_host}"]
         rdzv = ["--rdzv-backend=c10d", *meeting, "--max-restarts=20"]
         command = [*starter, *rdzv, f"--local-addr={self.address}", SCRIPT, *MODEL, *options]

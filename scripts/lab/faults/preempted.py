@@ -32,7 +32,7 @@ STARTING, ENDING = 90.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run and its signal: the ``steps`` that it took, the step that it ``saved``, seconds to its end."""
+    """One run and its signal: the ``steps`` it took, the step it ``saved``, seconds from signal to end."""
 
     under: Under
     ranks: int

@@ -14,7 +14,7 @@ from .case import STRUCK
 MARK = "MUON_FAULTS_MARK"
 """The environment variable that marks every process of a campaign; it is set before the first launch."""
 LEAVING = 2.0
-"""Seconds within which processes must be gone after their launch has ended."""
+"""Seconds after the end of a launch within which its processes must be gone."""
 
 
 def marked(value: str) -> list[int]:

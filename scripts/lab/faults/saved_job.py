@@ -17,7 +17,7 @@ from muon_tutorial.step.parameter_state import local_part
 from . import job
 
 REST = ((7, 3), (6,))  # for AdamW
-OTHER = 7.0  # the values of a model before something is loaded into it
+OTHER = 7.0  # the values of a model before a load
 
 
 class Model(nn.Module):

@@ -47,7 +47,7 @@ class Started:
         return self.said.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it ended in time."""
+        """Wait for the end of the process; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
             return True
@@ -82,7 +82,7 @@ def start(number: int, folder: Path, words: Sequence[str]) -> Started:
 
 
 def _heed_signals() -> None:
-    """Reset signals: a shell may start a campaign with SIGINT or SIGHUP ignored, which children inherit."""
+    """Reset signals, because a campaign in a shell may ignore SIGINT or SIGHUP, and its children with it."""
     for number in SENT:
         signal.signal(number, signal.SIG_DFL)
 
@@ -122,7 +122,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A ``train`` that is disturbed by how it is started (``words``), or after it started (``act``).
+    """A disturbed run of ``train``: it is started in an unusual way (``words``), or struck later (``act``).
 
     ``codes``: the exit codes that are allowed. ``moment``: the longest delay of ``act``, in seconds.
     """

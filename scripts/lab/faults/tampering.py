@@ -125,7 +125,7 @@ def tampered(case: Case, saves: Path, folder: Path) -> Seen:
 
 
 def _loaded(folder: Path, begun: float) -> Seen:
-    """Load. If it is refused, the tensors must be unchanged; otherwise they must equal the oracle's."""
+    """Load. After a refusal the tensors must be unchanged; otherwise they must equal the oracle's."""
     sentinel = folder.parent / SENTINEL
     model, both = saved_job.build("", None)
     model.fill(OTHER)

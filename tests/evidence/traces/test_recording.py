@@ -1,4 +1,4 @@
-"""Recording real ranks: the events, one file in the right format, and spans that sum to 100%."""
+"""A recording of real ranks has their events in one file of the right format; its spans sum to 100%."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split of wall time, its picture, and the document that Perfetto opens: pure functions of a timeline."""
+"""The split of wall time, its picture, and Perfetto's document are pure functions of a timeline."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
         (RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),)),),
         {"compute": 4, "unsplit": 3, "neither": 3},
     ),
-    # Blocked 8–36 ms, request at 10, waiting until 30, moving until 35: 8–10 and 35–36 are communication too.
+    # A rank is blocked from 8 to 36 ms, requests at 10, waits until 30, and data move until 35. Then 8 to 10
+    # and 35 to 36 are communication, too.
     "beyond flights known from all sides a blocked rank communicates": (
         (replace(EARLY, compute=(), blocked=((8 * MS, 36 * MS),)), LATE),
         {"waiting": 20 * MS, "communication": 8 * MS, "unsplit": 0},

@@ -15,7 +15,7 @@ _KERNEL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def counted_four_times() -> Document:
-    """One all_gather of 10 ms. Its four forms sum, by name, to 20.3 ms, but two of them only launched it."""
+    """One all_gather of 10 ms. By name, its four forms add up to 20.3 ms, but two forms only launched it."""
     return _document(*_all_gather(begin=1000, duration=10_000))
 
 
@@ -32,10 +32,11 @@ def launch_for_execution() -> Document:
 
 
 def spinning(overlapped: bool) -> Document:
-    """The same step twice: 20 ms of compute, and two all_gathers of 5 ms each whose peers are ready at 20 ms.
+    """A step with 20 ms of compute, and two all_gathers of 5 ms each whose peers are ready at 20 ms.
 
-    Not overlapped, both are issued after the compute: 10 ms of kernels, 30 ms in all. Overlapped, both are
-    issued at once, on separate streams, and spin until the peers arrive: 50 ms of kernels, 25 ms in all.
+    If not ``overlapped``, both all_gathers are issued after the compute: their kernels take 10 ms, and the
+    step takes 30 ms. Otherwise both are issued at the start, on separate streams, and spin until the peers
+    are ready: their kernels take 50 ms, and the step takes 25 ms.
     """
     compute = event("kernel", "gemm", 0, 20_000, 0, _STREAM)
     if not overlapped:

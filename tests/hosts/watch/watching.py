@@ -50,7 +50,7 @@ class Watch:
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
         }
         if not step["norm"] and not any(step["lrs"]):
-            return  # torch.distributed.checkpoint takes such a step to make the state that it loads into
+            return  # torch.distributed.checkpoint takes such a step to create the state before it loads
         self.steps.append(step)
         self.norm_before_clipping = None
         state = optimizer.state

@@ -52,7 +52,7 @@ def test_muon_keeps_half_of_adamws_state_for_each_matrix(costs: dict[str, list[C
 
 
 def test_ratios_are_of_the_slowest_rank_within_a_round(costs: dict[str, list[ContenderCost]]) -> None:
-    """With known seconds instead of measured ones: Muon's rounds take 2, 9 and 4 s, AdamW's 1, 3 and 1 s."""
+    """Known seconds replace measured seconds: Muon's rounds take 2, 9 and 4 s, AdamW's take 1, 3 and 1 s."""
     name = "Muon zero1, DP=4"
 
     def timed(name: str, slow: tuple[float, ...]) -> Costs:

@@ -43,7 +43,7 @@ def test_every_contender_is_timed_once_a_round(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_floor_counts_a_recipes_own_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Four steps of degree 5, 5, 7, 7: 4 · (½ + 1) long products, and ½ · 6 square ones.
+    # Four steps of degrees 5, 5, 7 and 7 take 4 · (½ + 1) long products, and ½ · 6 square products.
     recipe = RECIPES["minimax_bf16"]
     assert newton_schulz_times.form_of(recipe, 64, 64) == "direct"
     assert newton_schulz_times.operations_once(recipe, [(64, 64)]) == 2 * 64**3 * (4 * 1.5 + 0.5 * 6)

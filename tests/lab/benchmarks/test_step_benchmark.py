@@ -25,7 +25,7 @@ from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, Ra
 CPU = torch.device("cpu")
 SMALL = StepSet(((16, 16), (32, 16), (16, 32)) * 4)
 KELLER_JORDAN_OPERATIONS = 5 * (2 * 16**3 + 2 * 16**3 + 2 * 16**3)
-"""For one 16 × 16 matrix: five times three products."""
+"""Five iterations of three products of 16 × 16."""
 
 
 class WritesToGradients(torch.optim.SGD):
@@ -47,7 +47,7 @@ def stranger(name: str, kind: type[Optimizer]) -> StepContender:
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_products() -> Iterator[None]:
-    """Rates of products of 16 × 16, in place of 768 × 768, which take a CPU without bf16 units a second."""
+    """Measure rates on products of 16 × 16: 768 × 768 would take a CPU without bf16 units a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_benchmark, "product", lambda dtype, side, device: product(dtype, 16, device))
         yield

@@ -1,4 +1,4 @@
-"""Ranks for the campaign's own tests: every way to end badly, done on purpose. Does not import pytest."""
+"""Ranks that end badly on purpose, in every way, for the campaign's own tests. Does not import pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A solution of lesson 11's build: a rank keeps a part of every weight, and gathers whole ones to compute."""
+"""A solution of lesson 11's build: a rank keeps a part of each weight, and gathers it to compute."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from muon_tutorial.errors import UsageError
 
 Kind = Literal["counted", "computed", "seconds"]
-"""How our figure is made: by exact arithmetic, on random matrices, or predicted from a machine's file."""
+"""Our figure comes from exact arithmetic, from random matrices, or (seconds) from a machine's file."""
 Given = Literal["all", "some"]
 Unit = Literal["×", "%", "ms", "MB", "GiB", ""]
 
@@ -26,8 +26,8 @@ class Claim:
     """A figure that somebody published.
 
     ``published`` is the number, as a fraction if ``unit`` is "%". If only words were published, it is None
-    and ``said`` holds the words. ``given`` says whether ``all`` that decides the figure was published
-    (shapes; for seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in.
+    and ``said`` holds the words. ``given`` is "all" if everything that decides the figure was published
+    (shapes; for seconds also the hardware), otherwise "some"; ``assumed`` says what we filled in.
     ``ours`` computes our figure. ``why`` explains a difference; it is a function if the explanation contains
     figures. If a direction was claimed, figures must lie ``above`` or ``below`` that number.
 
@@ -62,7 +62,7 @@ class Claim:
 
     @property
     def as_published(self) -> str:
-        """The figure in a few characters."""
+        """The published figure as short text."""
         return self.said or shown(self.published, self.unit)
 
     @property
@@ -96,8 +96,7 @@ def _called(call: list[Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and our computed figure. ``ratio`` is our number over the published number; None if no number
-    was published."""
+    """A claim and our figure. ``ratio`` is our number over the published one, None without one."""
 
     claim: Claim
     ours: float

@@ -57,7 +57,7 @@ def lower_bound() -> float:
     ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
-    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders
+    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # summed over holders
     adamw = formulas.zero1_adamw(DP, sum(matrix.numel for matrix in moonlight()), 4, 4)
     return 1 + formulas.boundary_received(shared) / DP / float(adamw)
 
@@ -94,10 +94,10 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """In both domains: collectives if every rank gathers every matrix, divided by those with owners."""
+    """Collectives if all ranks gather all matrices, divided by those with owners; over both domains."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
-    homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
+    homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # an exchange carries any number
     return repeated / sum(requests(in_one(owner, part, grid)) for part, grid in homes)
 
 
@@ -132,6 +132,6 @@ def megabytes_to_an_owner(D: int) -> float:
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB of memory that Muon saves each of 8 ranks (Qwen2.5-3B, ZeRO); AdamW keeps 8 bytes per element."""
+    """GiB that each of 8 ranks needs less than with AdamW and its 8 bytes per element (Qwen2.5-3B, ZeRO)."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30

@@ -1,4 +1,4 @@
-"""The figures of the published reproduction report: sizes come from its traces, the link from its author.
+"""The figures of the published reproduction report. Its traces give the sizes; its author gave the link.
 
 See ``scripts.lab.report_001``, which traces each of its headline figures back to the event.
 """
@@ -59,7 +59,7 @@ def communicating_over_adamw() -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step. If a group is not the world, the first is over dp, the second over tp."""
+    """The collectives of one step. If a row's group is not the world, row 0 is over dp and row 1 over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]

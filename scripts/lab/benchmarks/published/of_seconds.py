@@ -31,7 +31,7 @@ def once_against_repeated() -> float:
     """Seconds if every rank repeats every matrix, divided by the seconds with one owner per matrix."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
-    layers = len(experts) // 48  # equal layers, so one is walked for all
+    layers = len(experts) // 48  # all layers are equal, so one is walked for all
 
     def taken(builder: Builder) -> float:
         of_dense = in_one(builder, dense, Grid.of(dp=1, tp=16))
@@ -50,7 +50,7 @@ def two_dies() -> float:
     machine, share = machine_of("MI250 die"), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
-    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work
+    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp ranks repeat the work
     one = walk_ranks(replicated(alone, Grid.of(dp=1, tp=1)), machine).seconds
     two = walk_ranks(replicated(both, Grid.of(dp=1, tp=2)), machine).seconds
     forward_and_backward = one * (1 - share) / share
@@ -66,17 +66,16 @@ def planned(model: str, grid: str, machine: Machine) -> ModelPlan:
 
 @cache
 def on_b200s(model: str, grid: str) -> ModelPlan:
-    """``planned`` on B200s."""
     return planned(model, grid, find_machine("b200-infiniband"))
 
 
 def added(plan: ModelPlan) -> float:
-    """By how many seconds ``layerwise`` takes longer than ZeRO-1 AdamW over the same matrices."""
+    """How many seconds more ``layerwise`` takes than ZeRO-1 AdamW over the same matrices."""
     return plan.estimates[0].seconds - plan.adamw
 
 
 def added_on_a800s() -> float:
-    """By how many ms ``layerwise`` takes longer than ZeRO-1 AdamW: Llama-3.1-8B on 128 A800s."""
+    """How many ms more ``layerwise`` takes than ZeRO-1 AdamW, for Llama-3.1-8B on 128 A800s."""
     return added(planned("llama-3.1-8b", "dp=128", a800s())) * 1e3
 
 
@@ -97,7 +96,7 @@ def added_part(model: str, gpus: int, muon_rate: float, grid: str) -> float:
 
 @cache
 def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: float) -> str:
-    """Which of the machine's numbers explain the difference: some are changed, and the rest are kept."""
+    """Change some of the machine's numbers, and say which of them explain the difference."""
     machine, step = find_machine("b200-infiniband"), step_of(model, gpus, muon_rate)
     fast = Link(1e15, 0.0)
     best = {dtype: (max(rates),) for dtype, rates in machine.gemm.items()}
@@ -117,8 +116,8 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
 def grug(nodes: int, steps: int, homes: int = 1) -> float:
     """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
-    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. With ``homes``
-    nodes that each keep whole matrices, a node has only its share of the work.
+    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. If ``homes``
+    nodes keep whole matrices instead, each has only its share of the work.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32
@@ -131,7 +130,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 
 
 def awaited_at_the_end() -> float:
-    """Seconds of a step that waits for each all_gather, divided by those of one that waits at the end.
+    """Seconds of a step that waits for each all_gather, divided by those of a step that waits at the end.
 
     Both run on eight A100s. As in KellerJordan/Muon, parameters are sorted by size; of eight parameters,
     each rank steps one, and an all_gather sends the eight results to all ranks.

@@ -1,4 +1,4 @@
-"""Published figures of the error of an update if shards, or fused matrices, are orthogonalized.
+"""Published figures: how far an update is off if shards, or fused matrices, are orthogonalized.
 
 Our figures are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
@@ -40,7 +40,7 @@ def sharded_off() -> float:
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Updates of gate stacked on up, (688 + 688) × 256: orthogonalized as one, and each alone.
+    """Two updates of gate stacked on up, (688 + 688) × 256: orthogonalized as one matrix, and as two.
 
     Gate's gradient is multiplied by ``scale``.
     """

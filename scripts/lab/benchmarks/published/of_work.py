@@ -60,13 +60,13 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of an iteration, divided by the operations if symmetric products are computed by half."""
+    """Operations of an iteration, divided by those if only half of each symmetric product is computed."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """A rank's square products if ranks share none of them, divided by those if ranks share all but A²."""
+    """How often as many square products a rank computes if ranks share none instead of all except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
