@@ -25,7 +25,7 @@ from .parameter_state import (
     placed_as,
     write_back,
 )
-from .rank_bucket import RankBucket
+from .rank_bucket import RankBucket, RankMatrix
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -51,13 +51,7 @@ def update_momentum(
     for matrix in bucket.matrices:
         ns_input, is_needed = None, matrix.index in bucket.contributing
         if matrix.numel and matrix.param in present:
-            own = stored_gradient(bucket, matrix, gradient, scale)
-            group, stored = matrix.parameter.group, matrix.parameter.momentum
-            momentum = stored[matrix.momentum_index]
-            nesterov = group["nesterov"] and is_needed
-            ns_input = momentum_update(momentum, own.view(momentum.shape), group["momentum"], nesterov)
-            write_back(stored, matrix.momentum_index, momentum)
-            del momentum
+            ns_input = move_momentum(bucket, matrix, gradient, scale, is_needed)
         if not is_needed:
             continue
         if isinstance(inputs, Pieces):  # a copy, so that the momentum is not overwritten
@@ -67,6 +61,23 @@ def update_momentum(
         elif ns_input is not None:
             inputs[matrix.stored] = ns_input.reshape(-1)
     return inputs
+
+
+def move_momentum(
+    bucket: RankBucket,
+    matrix: RankMatrix,
+    gradient: Tensor | None,  # [stored]
+    scale: Tensor | None,  # []
+    is_needed: bool,
+) -> Tensor | None:  # [numel]
+    """Update one matrix's momentum. If a rank needs its Newton–Schulz input from here, return the input."""
+    own = stored_gradient(bucket, matrix, gradient, scale)
+    group, stored = matrix.parameter.group, matrix.parameter.momentum
+    momentum = stored[matrix.momentum_index]
+    nesterov = group["nesterov"] and is_needed
+    ns_input = momentum_update(momentum, own.view(momentum.shape), group["momentum"], nesterov)
+    write_back(stored, matrix.momentum_index, momentum)
+    return ns_input if is_needed else None
 
 
 def momentum_update(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,8 +30,10 @@ from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry
 from ..plan.strategies import Plan
+from ..step import momentum, write_parameters
 from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
+from ..step.rank_bucket import RankBucket, RankMatrix
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
 from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
@@ -38,6 +41,8 @@ from .timed_world import traffic_of, travels
 from .work import Work
 
 META = torch.device("meta")
+OF_ONE_MATRIX = (momentum, "move_momentum"), (write_parameters, "step_in_place")
+"""Functions that do the same to every matrix of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +166,13 @@ class Iteration(NamedTuple):
     stride: tuple[int, ...]
 
 
+class Charges(NamedTuple):
+    """What a function of one matrix does: the bytes that each copy moves, and its peak bytes."""
+
+    copies: Sequence[int]
+    peak: int
+
+
 @dataclass(eq=False)
 class RankWalks:
     """Walks of single ranks on a machine, each made once. ``beside``: how many other ranks share a rank's
@@ -174,6 +186,7 @@ class RankWalks:
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
+    _charges: dict[Hashable, Charges] = field(default_factory=dict)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
     _lines: dict[Hashable, Lines] = field(default_factory=dict)
 
@@ -212,6 +225,10 @@ class RankWalks:
         with torch.no_grad(), Work(self.machine, memory, tape) as work, ExitStack() as stack:
             token = AROUND.set(partial(self._iterate_once, memory, work))
             stack.callback(AROUND.reset, token)
+            if tape is None and self.machine.cores is None:
+                for module, name in OF_ONE_MATRIX:
+                    function = partial(self._charge_once, memory, work, getattr(module, name))
+                    stack.enter_context(patch.object(module, name, function))
             while True:
                 try:
                     request = walk.send(answer)
@@ -259,6 +276,28 @@ class RankWalks:
             work.tape.pauses = False
             work.tape.note(Iterated(known.product, known.copy, known.peak, update.nbytes))
         return update
+
+    def _charge_once(
+        self, memory: PeakMemory, work: Work, function: Callable[..., Tensor | None], *given: Any
+    ) -> Tensor | None:
+        """Run a function of one matrix. If it ran with equal sizes before, only charge its known bytes.
+
+        A call whose result is a tensor is always run.
+        """
+        key = function.__name__, *map(_look_of, given)
+        if (known := self._charges.get(key)) is not None:
+            for moved in known.copies:
+                work.charge_copy(moved)
+            memory.peak = max(memory.peak, memory.now + known.peak)
+            return None
+        peak, before = memory.peak, memory.now
+        memory.peak, work.tape = before, Tape(0, ())
+        result = function(*given)
+        steps, work.tape = work.tape, None
+        if result is None and memory.now == before and {*steps.steps} <= {"copy"}:
+            self._charges[key] = Charges(steps.sizes, memory.peak - before)
+        memory.peak = max(peak, memory.peak)
+        return result
 
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
         """The trace of the walk that a tape holds, with the same sums in the same order."""
@@ -532,6 +571,21 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
         entry.gram is None,
         entry.size,
     )
+
+
+def _look_of(given: Any) -> Hashable:
+    """The properties of an argument that decide what a function of one matrix does with it."""
+    if isinstance(given, Tensor):
+        return given.shape, given.stride(), given.dtype
+    if isinstance(given, RankMatrix):
+        return _class_of(given.entry), given.numel, _look_of(given.place)
+    if isinstance(given, tuple):
+        return tuple(map(_look_of, given))
+    if isinstance(given, slice):
+        return given.start, given.stop, given.step
+    if isinstance(given, RankBucket):
+        return given.plan.gradient.dtype
+    return None if isinstance(given, Mapping) else given  # all groups have the same settings
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
