@@ -89,7 +89,6 @@ class AuditReport:
 
     @property
     def line(self) -> str:
-        """The outcome in one line."""
         seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"
         if self.wrong:
             name, wrong = next(iter(self.wrong.items()))
@@ -326,7 +325,7 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
 
 
 def _holding(it: Target, group: Mapping[str, Any], place: tuple[MomentumShard, PlanStep] | None) -> _Held:
-    """Where this rank's parts lie in a parameter and in its momentum."""
+    """Find where this rank's parts lie in a parameter and in its momentum."""
     said = {key: plain_number(value) for key, value in group.items() if not key.startswith("param")}
     if place is None:
         shape = tuple(it.param.shape)

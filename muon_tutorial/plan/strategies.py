@@ -443,7 +443,7 @@ def _plan(
 
 
 def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
-    """Return the bytes of the gradient of each matrix's largest tensor-parallel piece."""
+    """For each matrix, return the gradient bytes of its largest tensor-parallel piece."""
     return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
 
 
@@ -586,7 +586,7 @@ class _List:
         return max(work)
 
     def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
-        """Return how the slices cut a bucket of the matrices with these numbers."""
+        """Return the layout of a bucket with these matrices, cut where the slices end."""
         if len(its) == len(self.matrices):
             return SlicedBuffer("dp", self.dp * self.length)
         held = [0] * self.dp

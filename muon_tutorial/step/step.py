@@ -215,7 +215,6 @@ class PlanStep:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Each parameter's name, taken from its first matrix."""
         matrices = [entry.matrix for bucket in self.plan.buckets for entry in bucket.entries]
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]

@@ -69,7 +69,7 @@ class _Clocks:
     free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The maximum over each group along ``axes``, which are kept with length 1."""
+        """Return the maximum over each group along ``axes``. In the result these axes have length 1."""
         if each.size == len(each):
             return each
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)

@@ -418,7 +418,7 @@ class _Clockwork:
         return flight.kind == "all_to_all" and self.machine.algorithm == "gloo"
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
-        """Send the messages that can go now that this rank has made its request."""
+        """Send the messages that waited only for this rank's request."""
         group, requests = flight.group, self.asked[id(flight)]
         if any(len(row or group) != len(group) for row in (requests[rank].sends, requests[rank].receives)):
             check_alike(requests)
