@@ -24,7 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # an alias of the same name is a public name (PEP 484)
+if TYPE_CHECKING:  # "X as X" tells type checkers that X is a public name (PEP 484)
     from .callbacks.config import DistributedConfig as DistributedConfig
     from .callbacks.create_configs import create_devicemesh_config as create_devicemesh_config
     from .callbacks.create_configs import create_dtensor_config as create_dtensor_config
@@ -88,7 +88,7 @@ _HOMES = {
     "worlds.live": "LiveWorld build_mesh",
     "worlds.local": "LocalWorld",
 }
-"""The modules that the public names come from."""
+"""The public names of each module."""
 
 __all__ = sorted(" ".join(_HOMES.values()).split())
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     ignore_interrupts_at_exit()
     gc.enable()
-    gc.freeze()  # leaves torch's objects out of the last collection, which would take half a second
+    gc.freeze()  # keeps torch's objects out of the last garbage collection, which saves half a second
     code = main()
-    end_on_interrupt()  # nothing remains but to exit
+    end_on_interrupt()  # the work is done, so Ctrl-C may end the process
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Decays a matrix or a part of it, and steps against an update. Parts get the bits of the whole matrix.
+"""Decays a matrix or a part of it, and steps against an update. A part gets the bits of the whole matrix.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
 use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
@@ -20,7 +20,7 @@ from .errors import UsageError
 
 ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
 
-# A multiple of every CPU's vector length. Only a matrix's last `numel % _BLOCK` elements can miss a vector.
+# A multiple of every CPU's vector length. Only the last `numel % _BLOCK` elements can lie outside a vector.
 _BLOCK = 4096
 # TensorIterator splits longer loops among threads, at places that are not multiples of a vector.
 _SERIAL = 32768
@@ -45,7 +45,7 @@ def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequen
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """A part of a matrix: the elements ``start`` to ``stop - 1`` of a box of it, counted row by row.
+    """A part of a matrix: elements ``start`` to ``stop - 1`` of a box of the matrix, counted row by row.
 
     Tensor parallelism cuts a matrix into boxes (``offset``, ``shape``). Data parallelism cuts a box into
     intervals (``start``, ``stop``).
@@ -68,7 +68,6 @@ class ShardRange:
 
     @classmethod
     def whole(cls, full_shape: Sequence[int]) -> ShardRange:
-        """Return the range of the whole matrix."""
         rows, columns = full_shape
         return cls((rows, columns), (0, 0), (rows, columns), 0, rows * columns)
 
@@ -95,12 +94,12 @@ def decay_and_add(
 ) -> None:
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted rate.
 
-    With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape.
-    The part gets the same bits as from one call on the whole matrix, if the whole matrix is contiguous. Its
-    update must have the memory layout of torch's Newton–Schulz, which is column-major for a tall matrix. With
-    ``by_rows`` the layout is row-major, as in recipes. The bits are the same as in a process with one thread.
-    With more threads, torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other
-    elements go through the scalar loop.
+    If ``shard`` is given, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any
+    shape. The part gets the same bits as from one call on the whole matrix with one thread, if the whole
+    matrix is contiguous. The whole update must have the memory layout of torch's Newton–Schulz, which is
+    column-major for a tall matrix, or with ``by_rows`` the row-major layout of recipes. With more threads,
+    torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other elements go through
+    the scalar loop.
 
     Raises:
         UsageError: the parameter, the update and the range differ in size.
@@ -125,7 +124,7 @@ def decay_and_add(
     if shard is None or not by_position:
         _add(param, update.reshape(param.shape), adjusted)
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
-        # A tall matrix's update is column-major, and torch adds it in the scalar loop. A stride forces that.
+        # torch adds a tall matrix's column-major update in the scalar loop. A stride does the same here.
         strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))
         _add(param.view(-1), strided, adjusted)
     else:
@@ -137,7 +136,7 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part as torch does in the whole matrix: in full vectors, except in its last, partial block."""
+    """Add a part as torch does in the whole matrix: in full vectors, except in the matrix's partial block."""
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
     places = places[places >= 0]  # only elements in the last, partial block

@@ -45,7 +45,7 @@ class CallbackStep:
     """One rank's step with a config's functions. The fields refer to parameters by index.
 
     ``shapes`` are the shapes of the full matrices, and ``ranges`` say where this rank's parts lie in them.
-    ``settled`` are parameters whose first answers were right on all ranks. ``present`` have a gradient.
+    ``settled``: parameters whose first answers were right on all ranks. ``present``: those with a gradient.
     """
 
     config: DistributedConfig

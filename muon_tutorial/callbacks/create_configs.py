@@ -43,7 +43,7 @@ def create_processgroup_config(
     *,
     tp_dim: TpDim = 0,
 ) -> DistributedConfig:
-    """Make a config from this rank's process groups. Any two groups may share only this rank.
+    """Make a config from this rank's process groups. This rank must be the only rank that two of them share.
 
     Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
     0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of
@@ -81,7 +81,7 @@ def create_devicemesh_config(
     ``create_processgroup_config``.
 
     Raises:
-        ConfigError: a name is unknown, two names mean the same, or a mesh dimension has no name.
+        ConfigError: a name is unknown, two names have the same meaning, or a mesh dimension has no name.
     """
     names = tuple(mesh_dim_names)
     if len(names) != device_mesh.ndim:
@@ -106,7 +106,7 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
     ``create_devicemesh_config``.
 
     Raises:
-        StrategyError: a placement is partial (when the optimizer is made).
+        StrategyError: a placement is partial. It is raised when the optimizer is made.
     """
     return _config(read_dtensor_meshes, {}, async_gpu_parallelism, prefetch_count)
 

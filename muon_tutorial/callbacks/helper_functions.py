@@ -31,7 +31,7 @@ class HelperFunctions:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return each parameter's mesh, and how it is cut there."""
+        """Return the mesh of each parameter, and how the parameter is cut on this mesh."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))
@@ -40,8 +40,8 @@ class HelperFunctions:
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
-        The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        from an earlier mesh counts only if all ranks of this mesh know of it, because they were on it.
+        The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So the
+        work on an earlier mesh counts only if all ranks of this mesh were on that mesh, and know its owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
 tensor is saved at its full size, cut into the boxes that ranks held. A load may cut the tensor differently,
-and any tool of that library can read it. The tensors are:
+and any tool of that library can read the folder. The tensors are:
 
 - ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's name for it, without the
   prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.

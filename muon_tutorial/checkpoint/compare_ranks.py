@@ -34,7 +34,7 @@ class SaveSummary(NamedTuple):
 
 
 def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
-    """Describe a tensor by the pieces on this rank. Buffers get no checksums: their values may differ."""
+    """Describe a tensor by the pieces on this rank. Buffers get no checksum, because they may differ."""
     boxes = {
         offset: (tuple(piece.shape), 0 if is_buffer else _checksum(piece))
         for offset, piece in tensor.pieces.items()
@@ -67,7 +67,7 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
 
 
 def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse buffers of the same name on ranks that share no parameter, because their models are different.
+    """Refuse buffers of the same name on ranks that share no parameter: such ranks have different models.
 
     Buffers of data-parallel ranks may differ (running means). The first rank's buffers are saved.
     """

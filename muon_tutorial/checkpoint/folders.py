@@ -1,4 +1,4 @@
-"""Checkpoint folders on disk: written as drafts, moved into place when complete, and held open to be read.
+"""Writes checkpoint folders as drafts, moves complete drafts into place, and holds folders open for readers.
 
 Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. An older
 checkpoint and the draft are exchanged in one step, if the system can do that (Linux, on local file
@@ -50,13 +50,13 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
-    """Lock ``target`` for writing: a folder or file, which need not exist. The lock ends with the process.
+    """Lock a folder or file, which need not exist, for writing. The lock ends when the process ends.
 
     If another process holds the lock, this waits for ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process still holds it. The message names the process, and says ``to`` (such
-        as "saving to").
+        CheckpointError: another process still holds it. The message names the process, and contains the text
+            ``to``, such as "saving to".
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)
@@ -65,7 +65,7 @@ def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> 
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        with contextlib.suppress(OSError):  # releases it even if a forked process holds the descriptor, too
+        with contextlib.suppress(OSError):  # unlocks even if a forked process has the descriptor open, too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -80,7 +80,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                with contextlib.suppress(OSError):  # on a full disk the lock works without our name
+                with contextlib.suppress(OSError):  # on a full disk, the lock works without this line
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -93,7 +93,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # open the file again, because its holder may remove it in between
+        os.close(descriptor)  # the file is opened again, because its holder may remove it meanwhile
         time.sleep(_TICK)
 
 
@@ -145,7 +145,7 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """The path of an old checkpoint whose saver renamed it, and died before it moved the new one."""
+    """The path of an old checkpoint whose saver renamed it, but died before it moved the new one there."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -157,7 +157,7 @@ def stepped_aside(target: Path) -> Path | None:
 def remove_leftovers(target: Path) -> None:
     """Remove the drafts of dead savers; rename an old checkpoint back if no new one took its place.
 
-    Must be called under ``locked(target)``: then no saver is alive.
+    Must be called under ``locked(target)``, which shows that no saver is alive.
     """
     if (aside := stepped_aside(target)) is not None:
         os.rename(aside, target)
@@ -215,7 +215,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Read a plain file of at most ``most`` bytes; reading a pipe or a device could block or never end."""
+    """Read a plain file of at most ``most`` bytes. Other files are refused, because reading may never end."""
     try:
         with _plain(os.open(path, _READING), path) as file:
             data = file.read(most + 1)

@@ -58,7 +58,7 @@ def load_checkpoint(
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Call ``find`` on rank 0, and load the first undamaged folder like ``load_checkpoint``."""
+    """Call ``find`` on rank 0. Load the first undamaged folder that it returns, like ``load_checkpoint``."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -111,7 +111,7 @@ def load_found(
 
 
 def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """The first checkpoint in which no rank finds damage. If all are damaged, it is the first checkpoint."""
+    """Return the first checkpoint in which no rank finds damage, or ``paths[0]`` if all are damaged."""
     for path in paths if len(paths) > 1 else ():
 
         def look(path: Path = path) -> tuple[None, str | None]:

@@ -1,7 +1,7 @@
-"""``CheckpointManager``: saves checkpoints by step into a folder, and keeps the newest ones.
+"""``CheckpointManager``: saves checkpoints by step into a folder, and keeps only the newest.
 
 ``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
-newest, and is written after the checkpoint that it names. This module decides where to save and which
+newest checkpoint, and is written after it. This module decides where to save and which
 checkpoints to keep; ``saving`` and ``loading`` do the rest.
 """
 
@@ -36,19 +36,19 @@ from .verify_files import damage_of, open_checkpoint
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 100  # bytes of ``latest``
+_LONGEST = 100  # bytes that ``latest`` may have
 _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointManager:
-    """Saves a model and its optimizer by step into one folder, keeps the newest, finds and loads them.
+    """Saves a model and its optimizer by step into one folder, keeps the newest checkpoints, and loads them.
 
-    Every rank makes its own manager of the same folder, on a file system that they share. Only one process
-    (or group of ranks) at a time may save to a folder; others may load from it meanwhile.
+    Every rank makes its own manager of the same folder, on a file system that all ranks share. Only one
+    process (or group of ranks) at a time may save to a folder; others may load from it meanwhile.
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep. They are the one saved last and the newest ones before it.
+        keep: how many checkpoints to keep. They are the one saved last and the newest of the others.
             Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
@@ -152,7 +152,7 @@ class CheckpointManager:
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest checkpoint that has no damaged byte. Does not communicate.
 
-        Newer checkpoints are damaged. They are renamed to ``damaged-…``, because a resumed run will save
+        Newer checkpoints, which are damaged, are renamed to ``damaged-…``, because a resumed run will save
         under their names again; ``say`` gets the reason. Only the process that will save here may call this.
         """
         for step in self._newest_first():
@@ -164,7 +164,7 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Steps after the one in ``latest`` come last: an earlier run saved them."""
+        """The steps, newest first. Those after ``latest`` come last, because an earlier run saved them."""
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)
@@ -182,8 +182,8 @@ class CheckpointManager:
     ) -> dict[str, Any]:
         """Load the newest checkpoint, or the checkpoint of ``step``; returns its ``extra``.
 
-        Must be called by all ranks of the default process group; rank 0 looks for the newest. If that is
-        damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
+        Must be called by all ranks of the default process group; rank 0 looks for the newest checkpoint. If
+        the newest is damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
             CheckpointError: there is no checkpoint, or as in ``load_checkpoint``. Nothing has changed.

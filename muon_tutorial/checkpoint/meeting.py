@@ -1,7 +1,7 @@
 """Lets ranks decide together: each rank sends its part to rank 0, which decides and sends answers to all.
 
 They communicate through the store that ``init_process_group`` was given, not through collectives. So a
-meeting may run in a thread during training, an error can name the rank that did not come, and the process
+meeting may run in a thread during training, an error can name the rank that was missing, and the process
 groups still work after an error. A meeting sends only small objects, and knows nothing about checkpoints.
 """
 
@@ -51,14 +51,14 @@ class Meeting:
         """Call ``make`` on every rank and ``decide`` on rank 0; return what this rank keeps, and its answer.
 
         All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
-        keeps, and its part for rank 0. ``decide`` gets all parts and returns an answer for each rank. It is
-        called when all parts have come, unless a rank has given up waiting. So either all ranks get an answer
-        or none does, unless rank 0 is lost while it decides.
+        keeps, and its part for rank 0. When rank 0 has all parts, ``decide`` gets them and returns an answer
+        for each rank, unless a rank has given up waiting. So either all ranks get an answer or none does,
+        unless rank 0 is lost while it decides.
 
         Raises:
             TutorialError: raised by ``make`` on this rank, or by ``decide``.
             CheckpointError: ``make`` raised on another rank, or another kind of error was raised, or a rank
-                did not come within the timeout. Says which rank, and why. Raised on all ranks.
+                was not there within the timeout. It names the rank and the cause. Raised on all ranks.
         """
         if threading.current_thread() is threading.main_thread():
             report_phase(f"{self.what} · {stage}")
@@ -183,7 +183,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: an OSError's cause and file, another error's text. Foreign classes are named."""
+    """Say an error in one line. It names the class, except for an OSError or an error of this package."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

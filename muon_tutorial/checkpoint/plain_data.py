@@ -49,7 +49,7 @@ def to_json(what: str, value: Any) -> Any:
     """Return a value in a form that JSON can hold; tuples, sets and dicts with any keys keep their kind.
 
     Raises:
-        CheckpointError: a part of it is no number, text or container. The error calls the value ``what``.
+        CheckpointError: a part of it is no number, text or container. The message begins with ``what``.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -83,7 +83,7 @@ def from_json(value: Any) -> Any:
 
 
 def dump_plain(name: str, value: Any) -> bytes:
-    """Return the bytes of a file that holds ``value``; an error calls it ``name``."""
+    """Return the bytes of a file that holds ``value``; error messages refer to the value as ``name``."""
     data = _dumped(value)
     if data is None:
         where, culprit = _culprit(name, value)

@@ -99,7 +99,7 @@ class SteppedParameter:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state to save. Muon always has a momentum (zeros before its first step)."""
+        """The state's tensors that are saved. Muon always has a momentum (zeros before its first step)."""
         if self.kind == "muon":
             saved = self.state.get("momentum_buffer")
             return {"momentum_buffer": self.blank("momentum_buffer") if saved is None else saved}
@@ -218,8 +218,8 @@ def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxe
 def _unplanned_boxes(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     """The boxes of a tensor that is in no plan.
 
-    They follow from a DTensor's placements. A plain tensor is whole, or its attributes say how it was cut by
-    hand over ``tp``. This does not use ``DTensor.__create_chunk_list__``, because in torch 2.13 that returns
+    For a DTensor, they follow from its placements. A plain tensor is whole, or its attributes say how it was
+    cut by hand over ``tp``. ``DTensor.__create_chunk_list__`` is not used, because in torch 2.13 it returns
     wrong rows for uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):

@@ -81,7 +81,7 @@ class Pieces:
     @classmethod
     def unpack(
         cls,
-        arrived: Tensor,  # [elements that come]
+        arrived: Tensor,  # [elements that arrive]
         coming: Sequence[SharedPart],
         kept: Iterable[tuple[SharedPart, Tensor]],
     ) -> Pieces:

@@ -2,7 +2,7 @@
 
 Gloo does not send the same bytes as a ring (``ring_bytes``). Its reduce_scatter is an all_reduce after which
 each rank keeps a part of the result. Its broadcast is a tree, in which the root sends log₂ P times. An
-all_to_all sends no empty messages, because the live world requests it so. The formulas follow
+all_to_all sends no empty messages, because the live world leaves them out. The formulas follow
 facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
 ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
 bytes from each side). They equal the kernel's TCP counters to the byte (``scripts/lab/kernel_counters.py``).
@@ -128,7 +128,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that ``sender`` sends. It omits the two segments before the next rank's own."""
+        """Bytes and messages that ``sender`` sends: all but the two segments before the next rank's chunk."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)

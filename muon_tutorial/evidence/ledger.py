@@ -33,7 +33,6 @@ class LedgerEntry:
 
     @property
     def gloo(self) -> int:
-        """Bytes of data that Gloo sends."""
         return self.wire.data
 
 

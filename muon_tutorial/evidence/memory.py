@@ -28,9 +28,9 @@ class Held:
 
     The first three stay between steps. The others exist only while a bucket is processed; their values are
     for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
-    not packed). ``gathered``: the buffer that receives the momentum. ``whole``: the most that this rank
-    receives over tp at once. That is one matrix, or the sum of the bucket's Gram matrices. If tp gathers by
-    the bucket, it is all matrices of the bucket that the rank works on.
+    not packed). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives over
+    tp and holds together. That is one matrix, or the sum of the bucket's Gram matrices. If tp gathers by the
+    bucket, it is all matrices of the bucket that the rank works on.
     """
 
     parameters: int
@@ -107,7 +107,6 @@ class PeakMemory(CountingMode):
                 self.add(tensor)
 
     def add(self, tensor: Tensor) -> None:
-        """Count the storage of a new tensor."""
         storage = _storage(tensor)
         if storage is None or (key := id(storage)) in self._alive:
             return

@@ -44,9 +44,9 @@ def predict(plan: Plan, at: Coordinate) -> Ledger:
 def step_over_ones(
     plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
 ) -> PlanStep:
-    """One rank's step, with ones in all parameters and gradients. (On the meta device, they have no values.)
+    """One rank's step, with ones in all parameters and gradients (on the meta device, without values).
 
-    All parameters are in one group, whose settings are ``SETTINGS``, updated by ``settings``.
+    All parameters are in one group. Its settings are ``SETTINGS``, except those in ``settings``.
     """
     group = {**SETTINGS, **settings}
     parameters = [

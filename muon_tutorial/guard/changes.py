@@ -61,7 +61,7 @@ class MadeParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """The groups and the state that steps were made for. The steps refer to both.
+    """The groups and the state that steps were made for, and that the steps still use.
 
     A host may replace them, for example by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
     """
@@ -132,9 +132,10 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to the parameter's device, and widen it to the parameter's dtype; drop zeros.
+    """Move each momentum to the parameter's device, and widen it to the parameter's dtype.
 
-    ``before`` describes the same parameters, in order, at the time when steps were last made.
+    A momentum that is still all zero is deleted instead. ``before`` describes the same parameters, in order,
+    at the time when steps were last made.
 
     Raises:
         UsageError: a parameter has another shape than when its momentum began.
@@ -150,7 +151,7 @@ def follow_changes(
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):  # momentum is made again; this slice may be empty
+        if not has_moved(entry):  # the step makes a new momentum
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}

@@ -46,8 +46,8 @@ class Replica:
 
     ``named`` is whether the name comes from the user. Otherwise the name is a position in a list, whose order
     may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each
-    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns``:
-    a difference causes a warning and not an error. It is true of parameters that Muon does not step.
+    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is True
+    for parameters that Muon does not step: a difference then causes a warning and not an error.
     """
 
     name: str
@@ -81,14 +81,14 @@ def compare_replicas(
 ) -> bool:
     """Compare parameters and state on every mesh of real processes, with two tiny sums per axis.
 
-    The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
-    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among
-    DTensors may differ, because each rank may have its own parameters. FSDP2 does not average their
+    The companions' DTensors are compared if they lie on a mesh of the steps. The companions' plain parameters
+    must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters
+    among DTensors may differ, because each rank may have its own parameters. FSDP2 does not average their
     gradients, so a warning names one that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
-    whose gradients are averaged together with Muon's gradients. All ranks must call, and return what
-    ``compare_gradients`` does.
+    whose gradients are averaged together with Muon's gradients. All ranks must call this. It returns the
+    result of ``compare_gradients``.
 
     Raises:
         MismatchError: copies differ. All ranks raise it.
@@ -118,10 +118,10 @@ def compare_replicas(
 
 
 def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
-    """Compare gradients that should be averaged already, over all axes except tp. All ranks must call.
+    """Compare gradients that should be averaged already, over all axes except tp. All ranks must call it.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    Zero gradients prove nothing about plain matrices among DTensors, which may be each rank's own. If such a
+    Plain matrices among DTensors may be each rank's own, but zero gradients cannot show that. If such a
     matrix has had only zero gradients, the result is True. Then call this at the next step with ``again``,
     which compares only plain matrices.
 
@@ -184,7 +184,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 def broadcast_parameters(
     steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named
 ) -> None:
-    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does. All ranks must call.
+    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does. All ranks must call it.
 
     Only parameters that differ are sent. Three kinds are skipped: parameters on the meta device, parameters
     without names, which cannot be matched across ranks, and plain parameters among DTensors, which may be
@@ -219,7 +219,7 @@ def _meshes(
     rest: Named,
     with_state: bool,
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
-    """Yield the replicas on each mesh of real processes: parameters and, ``with_state``, their state."""
+    """Yield the replicas on each mesh of real processes: parameters and, if ``with_state``, their state."""
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
@@ -273,10 +273,11 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
-    """Yield the parameters on this mesh that no plan steps, and their state. Plain ones need ``plain``.
+    """Yield the parameters on this mesh that no plan steps, and their state.
 
-    Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user. If
-    there are ``assumed`` axes, plain parameters are yielded with their gradient instead of their state.
+    Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user.
+    Plain parameters are yielded only if ``plain`` is True. If there are ``assumed`` axes, they are yielded
+    with their gradient instead of their state.
     """
     for params, states, named in groups:
         for name, param in params:
@@ -305,8 +306,8 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks, because values would go into the wrong parameters.
 
-    Parameters that may be each rank's own, such as experts, may have other names on other ranks. Those that
-    do are returned.
+    Parameters that may be each rank's own, such as experts, may have other names on other ranks. If they do,
+    they are returned.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.
@@ -359,7 +360,7 @@ def _nor(wrong: Sequence[Replica]) -> str:
 
 
 def _who_differs(world: LiveWorld, replica: Replica) -> str:
-    """Say which ranks differ from the rest. All ranks of the mesh must call."""
+    """Say which ranks differ from the rest. All ranks of the mesh must call it."""
     found = _first_that_differ(_from_all_ranks(world, replica, int(replica.hash)))
     return say_outliers([*found.values()], [*found])
 

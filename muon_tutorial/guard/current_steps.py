@@ -49,7 +49,7 @@ class MeshStep:
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps. All ranks must call it. A plan that equals the previous steps' plan is not compared."""
+"""Makes the steps. All ranks must call it. They do not compare a plan that equals the previous plan."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class CurrentSteps:
     def current(
         self, groups: Groups, state: MutableMapping[Tensor, Any], before: Sequence[MeshStep] | None = None
     ) -> list[MeshStep]:
-        """Return the steps for these groups and this state. If anything has changed, all ranks must call.
+        """Return the steps for these groups and this state. If anything has changed, all ranks must call it.
 
         If the plan is the same as for the steps ``before``, ranks do not compare it again.
 

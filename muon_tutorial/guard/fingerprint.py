@@ -2,7 +2,7 @@
 
 ``step/agreement.py`` compares them across ranks, and says what differs on which rank. To add a check, add a
 line to ``facts`` if the text changes only with the groups or the state. Otherwise add a line to
-``Guard.fingerprint``, which runs in every step. Neither adds a message, because all texts travel as one hash.
+``Guard.fingerprint``, which runs in every step. Ranks send one hash of all texts, however many there are.
 """
 
 from __future__ import annotations

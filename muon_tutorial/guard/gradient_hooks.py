@@ -1,7 +1,7 @@
 """Hooks that run when ``backward()`` produces a gradient, for steps that average gradients themselves.
 
-They make the gradient refuse to be clipped before it is averaged. With ``overlap_grad_reduce``, hooks also
-send the gradient to other ranks.
+The hooks make a gradient refuse to be clipped as long as it is not averaged. With ``overlap_grad_reduce``,
+hooks also send the gradient to other ranks.
 """
 
 from __future__ import annotations

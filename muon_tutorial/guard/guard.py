@@ -67,11 +67,11 @@ class Guard:
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
     and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
-    averaged with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the
-    optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
-    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check,
-    and ``described`` the texts to compare that were made from them. ``compares_gradients`` is whether the
-    next step must compare gradients again; see ``compare_gradients``.
+    averaged with those of the matrices. ``broadcasts`` is whether all ranks get the first rank's values when
+    the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
+    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check;
+    ``described`` are the texts that were made from them, for comparison. ``compares_gradients`` is whether
+    the next step must compare gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -96,7 +96,7 @@ class Guard:
     skipped_gradients: int = 0
 
     def agree_on_values(self, optimizer: Any) -> None:
-        """Compare all parameters' dimensions across ranks, then broadcast the first rank's values if told to.
+        """Compare all parameters' dimensions across ranks; if ``broadcasts``, copy the first rank's values.
 
         All ranks of the mesh must call this when the optimizer is made, and when it gets a companion.
         """
@@ -172,7 +172,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # all ranks come here, so the next step compares replicas again
+            self.is_compared = False  # on all ranks, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -227,7 +227,7 @@ class Guard:
     def gradients_ready(self) -> bool:
         """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
 
-        The model's ``zero_grad()`` counts, too, because a loop may skip a step with it.
+        The model's ``zero_grad()`` counts like the optimizer's, because a loop may call it to skip a step.
         """
         if self.state is State.READY and self.readied.were_dropped():
             self.gradients_changed()
@@ -284,8 +284,8 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on no rank. The old steps compare this first, because new
-        steps are made with messages of their own.
+        Parameters must have changed on all ranks or on no rank. The old steps compare this first, because
+        making new steps sends messages, which a rank without changes would not answer.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
@@ -388,7 +388,7 @@ class Guard:
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or the
+        All ranks must call it. ``scaled`` is the optimizer that the scaler steps: this one, or the
         ``MuonWithAdamW`` that contains it. The scaler sets ``found_inf`` on ``scaled``, and ``grad_scale`` if
         gradients must be unscaled here.
 
@@ -493,7 +493,7 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 
 
 def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-    """Warn if the first step would do nothing, because other parameters may be the ones in training.
+    """Warn if the first step would do nothing, because the model may now have other parameters than these.
 
     Raises:
         UsageError: flat parameters of FSDP1 have the gradients instead.

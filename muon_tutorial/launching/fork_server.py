@@ -181,7 +181,7 @@ class ForkedRanks:
         self._server.wake()
 
     def kill(self) -> None:
-        """End every process that still runs, stopped ones too."""
+        """End every process that still runs or is stopped."""
         with contextlib.suppress(OSError):
             self._line.send(_KILL)
         self.wake()

@@ -8,7 +8,7 @@ from torch.distributed import DistError
 
 from ..errors import CheckpointError
 
-# Errors of torch.distributed say that another rank did not come (_LATE), or that the connection to it is gone
+# Errors of torch.distributed say that another rank was late (_LATE), or that the connection to it is gone
 # (_GONE). A data loader or a download may also lose a connection, so a _GONE error counts only if it comes
 # from Gloo or is a DistError.
 _LATE = re.compile(
@@ -42,7 +42,6 @@ def text_of(error: BaseException) -> str:
 
 
 def says_gone(text: str) -> bool:
-    """Return whether the text of an error about a lost rank says that a connection is gone."""
     return bool(_GONE.search(text)) and not _LATE.search(text)
 
 

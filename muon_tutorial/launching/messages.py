@@ -60,7 +60,7 @@ class RankRaised:
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """A rank's line of code, in its main thread, and whether that was inside torch.distributed."""
+    """The line of code that a rank's main thread was at, and whether it was inside torch.distributed."""
 
     line: str
     communicating: bool
@@ -106,7 +106,7 @@ class MessageSocket:
             self.end.sendall(data)
 
     def receive(self) -> list[Any]:
-        """Return the complete records that have arrived; set ``at_end_of_file`` if no more can come."""
+        """Return the complete records that have arrived; set ``at_end_of_file`` if no more can arrive."""
         while not self.at_end_of_file and (data := read_now(self.end, _CHUNK)) is not None:
             self.at_end_of_file = not data
             self._pending += data

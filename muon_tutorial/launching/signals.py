@@ -25,7 +25,7 @@ IGNORING = (
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Block these signals in processes started inside, because a signal would end a new interpreter."""
+    """Block these signals in processes started in this context: a signal would end a new interpreter."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT)
     try:
         yield

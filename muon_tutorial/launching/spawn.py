@@ -48,7 +48,7 @@ class SpawnedRanks:
         """Do nothing, because there is no server."""
 
     def kill(self) -> None:
-        """End every process that still runs, stopped ones too."""
+        """End every process that still runs or is stopped."""
         for child in self._children:
             with contextlib.suppress(OSError):
                 child.kill()

@@ -1,4 +1,4 @@
-"""Standard input, output and error of a process, even if they are closed or broken."""
+"""Handles standard input, output and error of a process, even if they are closed or broken."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
 torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which
-torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line,
-where torchrun prints a traceback and exits with 1. And SIGUSR1, which kills plain torchrun, is passed on to
-the ranks.
+torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line;
+torchrun would print a traceback and exit with 1. And SIGUSR1, which kills plain torchrun, is passed on to the
+ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
     listens on all network addresses.
 
     Raises:
-        LaunchError: it failed (the error quotes the end of its output), or did not end within the limit.
+        LaunchError: torchrun failed (the error quotes the end of its output), or exceeded the limit.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -66,7 +66,7 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
             try:
                 process.communicate(timeout=_PATIENCE)
             except subprocess.TimeoutExpired:
-                process.kill()  # ranks that called ``join_torchrun`` end with it
+                process.kill()  # ranks that called ``join_torchrun`` end when torchrun has ended
             if isinstance(error, subprocess.TimeoutExpired):
                 raise LaunchError(f"torchrun did not end within {limit:g} s") from None
             raise
@@ -97,7 +97,7 @@ def run_agent(words: Sequence[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
     handled, script = getattr(options, "signals_to_handle", ""), Path(options.training_script).name
-    if "SIGINT" in handled and script in TRAIN:  # while a Python starts, SIGINT makes it print a traceback
+    if "SIGINT" in handled and script in TRAIN:  # SIGINT makes a Python that is starting print a traceback
         options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
         signal.signal(signal.SIGINT, interrupt)
     try:
@@ -122,7 +122,7 @@ def run_agent(words: Sequence[str]) -> int:
 
 
 def _pass_on(number: int) -> None:
-    """Send a signal to the ranks: the children that lead process groups of their own."""
+    """Send a signal to the ranks, which are those children that lead a Unix process group of their own."""
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
             with contextlib.suppress(ProcessLookupError):

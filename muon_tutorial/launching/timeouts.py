@@ -35,7 +35,7 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
 
 @contextlib.contextmanager
 def new_groups_time_out(timeout: float) -> Iterator[None]:
-    """Give every group made inside, by ``new_group`` or ``init_device_mesh``, `timeout` seconds.
+    """Set the timeout, in seconds, of every group that ``new_group`` or a mesh makes in this context.
 
     A timeout passed to such a call takes precedence. All ranks that make the groups must enter this context.
     """
@@ -48,12 +48,12 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
 
 
 def let_new_groups_time_out(timeout: float) -> None:
-    """Give groups that this process makes from now on `timeout` seconds, unless a call gives another."""
+    """Set the timeout, in seconds, of groups that this process makes from now on without a timeout."""
     vars(distributed_c10d).update(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 
 def group_timeout(group: dist.ProcessGroup) -> float:
-    """Return a group's timeout in seconds."""
+    """Return the timeout in seconds."""
     device = min(group._device_types, key=lambda device: device.type)
     backend = group._get_backend(device)
     backend = getattr(backend, "wrapped_pg", backend)

@@ -38,7 +38,7 @@ from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
 # rank fail first. The first number is for a connection that is gone, because that rank may still be ending.
-# The second is for a rank that did not come.
+# The second is for a rank that was late.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -105,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job: the job still has one of their agents.
+    """Return whether ranks with these names belonged to this job, which then still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -138,7 +138,7 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     Raises:
         UsageError: torchrun did not start this process, its environment is damaged, it has no GPU for this
             local rank, or the timeout is not a positive number of seconds.
-        LaunchError: torchrun's agent has ended, or another rank did not come.
+        LaunchError: torchrun's agent has ended, or another rank did not join in time.
     """
     check_timeout(timeout)
     if not joined_by_torchrun():
@@ -180,7 +180,7 @@ def leave_torchrun() -> None:
 
     Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if groups are destroyed
     then. Before cycles were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
-    Gloo would wait another whole timeout for it. So the process ends here, with exit code 1.
+    the process ends here, with exit code 1, because Gloo would wait for that rank until another timeout.
     """
     if _has_missed_rank:
         flush_output()
@@ -231,7 +231,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error if the agent does not listen. Without this, the store's client would try for long."""
+    """Raise an error if the agent does not listen. Otherwise the store's client would try for a long time."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, but perhaps not yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -240,7 +240,7 @@ def _check_agent_listens() -> None:
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # the agent may still come, and torch tries for longer
+        return  # the agent may still start, and torch tries for longer
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

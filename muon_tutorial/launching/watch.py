@@ -48,7 +48,7 @@ class RankOutput:
         self._held: deque[str] = deque(maxlen=_TAIL)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they come, and show the lines that they complete."""
+        """Take bytes that have arrived, and show the lines that they complete."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._line(line)
@@ -190,7 +190,7 @@ class RankWatcher:
             rank.output.finish()
 
     def _awaits_a_death(self) -> bool:
-        """Whether ranks have lost connections, but no rank has ended yet: connections close first."""
+        """Whether ranks have lost connections to a rank that has not ended yet. Connections close first."""
         losses = [rank.raised for rank in self.ranks if rank.raised is not None]
         explained = any(rank.failed_itself or rank.stopped_at is not None for rank in self.ranks)
         return bool(losses) and not explained and all(says_gone(loss.summary) for loss in losses)
@@ -205,7 +205,7 @@ class RankWatcher:
                     rank.messages.end.send(word)
 
     def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
-        """Handle messages, output and exits until `until()` holds; False if `limit` seconds passed first."""
+        """Handle messages, output and exits until `until()` is true; False if `limit` seconds pass first."""
         deadline = None if limit is None else time.monotonic() + limit
         while not until():
             if deadline is not None and time.monotonic() > deadline:

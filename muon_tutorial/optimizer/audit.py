@@ -1,4 +1,4 @@
-"""An audit of any optimizer's steps: is it Muon? Which ranks orthogonalized which matrix, and how well?
+"""Audits any optimizer's steps: is it Muon? Which ranks orthogonalized which matrix, and how well?
 
 Hooks on the optimizer copy this rank's parts of some matrices before and after each step. An audit does
 nothing else during training. All ranks must call ``report()``: there they put the parts together, judge each
@@ -89,7 +89,6 @@ class AuditReport:
 
     @property
     def line(self) -> str:
-        """The outcome in one line."""
         seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"
         if self.wrong:
             name, wrong = next(iter(self.wrong.items()))
@@ -143,14 +142,14 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends. If every rank holds the whole parameter, it sends only its micro-batches."""
+        """What this rank sends: only its micro-batches, if every rank holds the whole parameter."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
 
 
 class Audit:
-    """Records each step of an optimizer until it is stopped, and keeps only the last one. See ``audit``."""
+    """Records an optimizer's steps until ``stop`` is called, and keeps only the last step. See ``audit``."""
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self.optimizer, self.model = _bare(optimizer), model
@@ -166,13 +165,12 @@ class Audit:
         self._follow(self._targets())
 
     def stop(self) -> None:
-        """Record no further steps."""
         for handle in (*self._hooks, *self._marks.values()):
             handle.remove()
         self._hooks, self._marks = [], {}
 
     def report(self) -> AuditReport:
-        """Stop, and report on the last step. All ranks must call.
+        """Stop, and report on the last step. All ranks must call it.
 
         Raises:
             UsageError: no step was seen.
@@ -225,7 +223,7 @@ class Audit:
         for name, held in self._before.items():
             held.keep({"after": params[name]})
             held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
-            if "momentum" not in held.tensors and name in self._held:  # without one in the state, compute it
+            if "momentum" not in held.tensors and name in self._held:  # the state has none, so compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -271,11 +269,11 @@ def audit(
     """Audit an optimizer's steps: call ``seen = audit(optimizer)``, train, then ``print(seen.report())``.
 
     If you pass ``step``, a function that steps once, ``audit`` calls it and returns the report. Start the
-    audit before the first ``backward()`` that it should record. It takes two steps to find a momentum that is
-    missing from the state or lost between steps.
+    audit before the first ``backward()`` that it should record. An audit needs two steps to find that
+    momentum is missing from the state, or is lost between steps.
 
     Args:
-        optimizer: a ``torch.optim.Optimizer``, or a wrapper of one that Accelerate or Fabric has made.
+        optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric has made for it.
         model: the model in which ``split_parameters`` finds the hidden matrices. It may be left out if the
             optimizer is from this package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
@@ -327,7 +325,7 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
 
 
 def _holding(it: Target, group: Mapping[str, Any], place: tuple[MomentumShard, PlanStep] | None) -> _Held:
-    """Where this rank's parts lie in a parameter and in its momentum."""
+    """Find where this rank's parts lie in a parameter and in its momentum."""
     said = {key: plain_number(value) for key, value in group.items() if not key.startswith("param")}
     if place is None:
         shape = tuple(it.param.shape)

@@ -1,8 +1,8 @@
 """``orthogonalize="auto"``: the fastest recipe for each shape on this machine, the same on every rank.
 
 One rank measures, or reads earlier measurements, and tells the others, because results must not depend on
-which rank orthogonalizes a matrix. The choices are stored in the parameter groups. There, ranks compare the
-choices at every step, and checkpoints save them. So a run that resumes on another machine keeps its recipes.
+which rank orthogonalizes a matrix. The choices are stored in the parameter groups, so ranks compare them at
+every step, and checkpoints save them: a run that resumes on another machine keeps its recipes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMINGS = 2
 
 
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
-    """Choose a recipe for each shape without one, and write it into each group with ``"auto"``.
+    """Choose a recipe for each shape that has none yet, and write it into each group with ``"auto"``.
 
     All ranks that step together must call this. The first rank of each mesh chooses.
 
@@ -150,7 +150,7 @@ def _agreed_choices(
     if dist.get_rank(group) == 0:
         try:
             mine = choose(shapes, source, device)
-        except Exception as error:  # the other ranks wait for an answer
+        except Exception as error:  # caught, because the other ranks wait for an answer
             said = f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}'
             mine = error if isinstance(error, TutorialError) else UsageError(said)
     found = gather_objects(mine, group)[0]
@@ -172,7 +172,8 @@ def _refuse_apart(mesh: MeshStep, source: Source) -> None:
     """Refuse to measure if it is unknown which processes must agree.
 
     Raises:
-        UsageError: several processes each step on their own, as under DDP, or the mesh has only some of them.
+        UsageError: there are several processes, and each steps without the others (as under DDP), or the mesh
+            has only some of them.
     """
     alone, count = isinstance(mesh.step, AloneStep), count_processes()
     ranks = mesh.world.grid.world_size if isinstance(mesh.world, LiveWorld) else 1 if alone else count

@@ -62,7 +62,7 @@ def parts_word(parts: Parts) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedWeight:
-    """What the rules know of a weight: its layer's name, and the modules around it, innermost first.
+    """Describes a weight for the rules: its layer's name, and the modules around it, innermost first.
 
     ``lines`` counts its rows (its columns if it is stored transposed). ``inputs`` is the length of a line.
     """
@@ -100,7 +100,7 @@ def fused_parts(it: FusedWeight) -> Fused | None:
 
 
 def heads_apart(it: FusedWeight) -> Fused | None:
-    """Split a query, key or value weight into its heads; None if it has fewer than two."""
+    """Split a query, key or value weight into its heads; None if it has fewer than two heads."""
     head = it.head_dim
     runs = {
         "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),

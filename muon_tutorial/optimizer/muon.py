@@ -1,8 +1,8 @@
 """Muon as a ``torch.optim.Optimizer``, in one process or distributed over a plan.
 
 A step has two parts: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps the
-other parameters, the guard also averages the gradients of both (``PlanStep.ready``). Without a strategy,
-results match ``torch.optim.Muon`` bit for bit.
+other parameters, the guard averages the gradients of both optimizers after its checks (``PlanStep.ready``).
+Without a strategy, results match ``torch.optim.Muon`` bit for bit.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Muon(torch.optim.Optimizer):
             It may also be a mapping from a parameter's index, or a function of index and parameter. If a
             parameter has the attribute ``partition_dim``, that is used instead.
         window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
-            owners, one is orthogonalized, and one travels back. A model within ``round_bytes`` is one round.
+            owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is the
-            rows of each matrix (``(d, d, d)`` for fused QKV), one number if all have as many rows (heads),
+            rows of each matrix (``(d, d, d)`` for fused QKV), one number if all of them are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             Then the learning rate is scaled by outputs and inputs, and ``parts`` counts columns. Set it on
@@ -204,7 +204,7 @@ class Muon(torch.optim.Optimizer):
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Average the gradients before ``step()``, once per step, after the last ``backward()``.
 
-        With ``max_norm``, gradients are clipped by their total norm, and the norm is returned. It covers the
+        With ``max_norm``, gradients are clipped by their total norm, which is returned. The norm covers the
         matrices and ``rest``, the parameters of another optimizer; matrices in ``rest`` count once. If
         a gradient is not finite, no gradient changes, the returned norm is infinite, and ``step()`` raises,
         unless ``GradScaler`` makes it skip. A single process looks for such a gradient only when it clips.

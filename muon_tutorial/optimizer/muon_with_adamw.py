@@ -64,7 +64,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     directly come last and have no entry."""
 
     verdicts: dict[Tensor, Verdict]
-    """The verdict of ``split_parameters`` on each parameter of the model, including frozen ones."""
+    """The verdict of ``split_parameters`` on each parameter of the model, even on a frozen parameter."""
 
     decay_vectors: bool
     """Whether weight decay applies to norms and biases in groups that are added later."""
@@ -315,7 +315,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _warn_of_unstepped(self) -> None:
         """Warn once of each parameter that has gradients but that neither optimizer steps.
 
-        Such a parameter was frozen when the optimizer was made, or has come into the model since. New
+        Such a parameter was frozen when the optimizer was made, or was added to the model later. New
         parameters are looked for only at the first step, and at steps without gradients.
 
         Raises:

@@ -77,7 +77,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Allow only to write the same groups again, as DeepSpeed does."""
+        """Accept only the same groups again, because DeepSpeed writes them."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

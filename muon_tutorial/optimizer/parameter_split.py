@@ -94,7 +94,6 @@ class ParameterSplit:
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters."""
         return sum(verdict.param.numel() for verdict in self.verdicts)
 
     def _of(self, who: Who) -> list[Verdict]:

@@ -8,7 +8,7 @@ are the choices and their sources:
   (https://github.com/KellerJordan/Muon/blob/50c4225d6d5d2514834c6d6dec1a0553dfb04568/README.md). Rows of an
   embedding stand for tokens or positions, and no input mixes rows. A head's number of dimensions and module
   type do not show that it is a head, as dion's README warns (microsoft/dion, README.md, "Building Parameter
-  Groups"). So it is recognized by its name, or by the model's own ``get_output_embeddings``.
+  Groups"). So a head is recognized by its name, or by the model's own ``get_output_embeddings``.
 - Megatron-LM gives Muon all two-dimensional parameters except embedding and output layer
   (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). It gives Adam the
   convolution kernel of a state-space model, and also its mixer's fused ``in_proj``
@@ -203,8 +203,8 @@ class _Holding:
 class _Sorter:
     """Sorts a model's parameters.
 
-    ``asked`` maps the id of each parameter that the model itself calls an embedding to the reason for AdamW.
-    ``moe`` are the names of modules that directly contain experts.
+    ``asked`` has the parameters that the model itself calls embeddings: by id, the reason for AdamW. ``moe``
+    are the names of modules that directly contain experts.
     """
 
     holdings: Sequence[_Holding]

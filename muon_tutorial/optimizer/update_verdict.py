@@ -1,8 +1,8 @@
 """Judges an update: is it the orthogonalized momentum, and if not, what is it?
 
 This module sees whole parameters before and after a step, and knows no rank. It compares each matrix's update
-with the correct update, and with the updates that known mistakes would make. The distance of A from B is the
-norm of A minus the best multiple of B, divided by the norm of A.
+with the correct update, and with the updates that known mistakes would make. The distance of A from B is
+‖A − bB‖ / ‖A‖, where the number b makes it as small as possible.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Verdict:
     """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
     ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
-    ``is_due`` is False if no update could be expected: the learning rate was zero, or both the momentum and
-    the gradient were.
+    ``is_due`` is False if no update could be expected, because the learning rate was zero, or the momentum
+    and the gradient were.
     """
 
     size: float
@@ -141,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Name the mistake behind an update that is far from the correct one; empty if no mistake fits better."""
+    """Name the mistake behind an update that is far from correct; empty if no mistake fits better."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -269,7 +269,7 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Run Newton–Schulz as the group says. Many CPUs compute float32 ten times faster than bf16."""
+    """Run Newton–Schulz as the group says. Stock's bf16 is emulated in float32, faster on many CPUs."""
     if group.get("orthogonalize", STOCK) != STOCK:
         return newton_schulz_update(matrix, matrix.shape, group).float()
     X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()

@@ -64,7 +64,7 @@ class ShapeTimes:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The times measured on one ``machine``, shape by shape. A matrix and its transpose have one shape."""
+    """The times measured on one ``machine``, by shape. A matrix and its transpose count as one shape."""
 
     machine: str
     shapes: tuple[ShapeTimes, ...] = ()
@@ -110,7 +110,7 @@ def read_calibration(path: str | Path) -> Calibration:
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    workspace = Workspace()  # one for all, as in a step: its address changes times by a few per cent
+    workspace = Workspace()  # one for all, as in a step, because its address changes times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))
@@ -137,7 +137,7 @@ def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
-    """The candidates that may be the fastest, by their operations and the rate of a plain product."""
+    """The candidates that may be the fastest, judged by their operations and the rate of a plain product."""
     n = min(rows, columns)
     rates = {dtype: _rate(n, dtype, device) for dtype in (torch.bfloat16, torch.float32)}
     guesses = {name: _guess(name, rows, columns, rates) for name in CANDIDATES}

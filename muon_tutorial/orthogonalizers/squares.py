@@ -100,7 +100,7 @@ def _without_zeros(polynomial: Coefficients) -> Coefficients:
 
 
 def evaluate_squares(squares: Squares, A: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as ``evaluate``, for a polynomial that is written as squares."""
+    """Like ``evaluate``, for a polynomial that is written as squares."""
     before, now = spare, A
     _add_to_diagonal(now, squares.shift)
     for c, b, t in squares.rounds:

@@ -85,7 +85,7 @@ class ParametersOnMeshes:
 def compared_matrices(
     world: LiveWorld | LocalMesh, params: Mapping[int, Tensor], read: Callable[[int, Tensor], Matrix]
 ) -> dict[int, Matrix]:
-    """Let ``read`` describe each parameter, and compare the results. All ranks of the mesh must call."""
+    """Let ``read`` describe each parameter, and compare the results. All ranks of the mesh must call it."""
 
     def read_all() -> dict[int, Matrix]:
         return {index: read(index, param) for index, param in params.items()}

@@ -118,7 +118,6 @@ class Bucket:
         return tuple(found)
 
     def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
-        """Whether this rank orthogonalizes the matrix."""
         return at.position(*self.axes) in entry.workers
 
     def gram_bytes(self, at: Coordinate) -> int:
@@ -173,7 +172,7 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
 
 def leading(matrix: Matrix) -> int:
-    """Return the number of dimensions before rows and columns. They count matrices."""
+    """Return the number of dimensions before rows and columns. They are an index of matrices."""
     return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
 
 

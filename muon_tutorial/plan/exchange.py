@@ -22,7 +22,7 @@ from .matrix import BucketEntry
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """The box of a matrix that a rank's flat buffer holds from ``offset`` on. The box may be empty."""
+    """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. It may be empty."""
 
     entry: BucketEntry
     offset: int
@@ -30,12 +30,11 @@ class BufferSlice:
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Where the box begins and ends in the buffer."""
         return self.offset, self.offset + self.box.numel
 
 
 class Layout:
-    """Which box of each matrix a rank's flat buffer holds, and where. Here, boxes follow one another.
+    """Says which box of each matrix a rank's flat buffer holds, and where: by default, one after the other.
 
     Exchanges use ``holders``, ``senders`` and ``sends``. No exchange begins or ends at a ``VirtualBuffer``.
     """
@@ -173,7 +172,7 @@ class PiecesInSlices(LocalShards):
 
 @dataclass(frozen=True, slots=True)
 class WholeMatrices(Layout):
-    """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
+    """The workers of each matrix hold it, one matrix after the other; other ranks hold nothing.
 
     With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, a worker holds its whole
     tensor-parallel piece, flat. On the way back, the ``"owner"`` sends to all ranks, but the ``"holders"``
@@ -328,7 +327,7 @@ def _part(held: BufferSlice, theirs: Box) -> SharedPart:
 
 
 def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[SharedPart]]:
-    """Sort the parts by position, and leave out empty ones."""
+    """Sort the parts by position, and leave out empty parts."""
     found: dict[int, list[SharedPart]] = {}
     for position, part in pairs:
         if part.numel:
@@ -339,9 +338,9 @@ def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[Shar
 def _packed_once(
     parts: Mapping[int, Sequence[SharedPart]],
 ) -> tuple[tuple[SharedPart, ...], dict[int, int], dict[tuple[int, Box], int]]:
-    """Return the parts to pack, where each position's parts begin, and where each part begins.
+    """Return the parts to pack; for each position, where its parts begin; for each part, where it begins.
 
-    Positions that get the same parts get the same tuple of them.
+    Positions that get the same parts get the same tuple of parts.
     """
     leaving: list[SharedPart] = []
     starts: dict[int, int] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .exchange import Exchange
 
 FEW_RANKS = 16
-"""How many ranks' boxes and parcels are cached. A process serves only a few of a plan's ranks."""
+"""The number of ranks whose boxes and parcels are cached. A process serves only a few of a plan's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank of the axis holds a tensor of the whole shape. Their sum is the value."""
+    """Every rank of the axis holds a tensor of the whole shape. The sum of these tensors is the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,6 @@ class Box:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
-        """Make the box of a whole tensor of ``shape``."""
         return cls((0,) * len(shape), shape)
 
     def with_run(self, dim: int, start: int, length: int) -> Box:
@@ -136,7 +135,7 @@ class Box:
         return Box(tuple(offset), tuple(shape))
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
-        """Return this box of a tensor as a box of a larger tensor, in which the first is at ``offset``."""
+        """Return this box of a tensor as a box of a larger tensor that contains the tensor at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:

@@ -1,4 +1,4 @@
-"""What a plan knows of a matrix: its shape, how axes cut it, and where it lies in its parameter."""
+"""Describes matrices to a plan: their shapes, how axes cut them, and where they lie in parameters."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Cut = tuple[str, Shard]
 class Runs:
     """The lines of a matrix, if they alternate with the lines of other matrices in the same parameter.
 
-    They are the first ``length`` of every ``stride`` lines. ``dim`` is the dimension that counts them: rows
-    or columns.
+    They are the first ``length`` of every ``stride`` lines. ``dim`` is the dimension along which the lines
+    are numbered, so it says whether they are rows or columns.
     """
 
     dim: int
@@ -42,7 +42,7 @@ class Runs:
         return runs * self.length + min(rest, self.length)
 
     def within(self, first: int, count: int, shift: int) -> slice | Tensor:
-        """Return the index of ``count`` lines of the matrix from ``first`` on.
+        """Return an index that selects ``count`` lines of the matrix, beginning at line ``first``.
 
         ``shift`` is where the matrix's first line lies. The index is a slice if possible, so that indexing
         gives a view. Otherwise it lists the number of each line.
@@ -186,7 +186,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
       of 4 another (q, k and v head by head; with 1 and 1, gate and up row by row).
     - ``("heads", 2, 4)``: runs of 2 and 4 rows alternate, and each run is a matrix. ``2`` is short for
       ``("heads", 2)``.
-    - ``"stack"``: leading dimensions count matrices (experts).
+    - ``"stack"``: leading dimensions are an index of matrices (experts).
     - ``("stack", …)``: a stack whose matrices are split as the rest of the tuple says.
     - ``"flatten"``: one matrix, in which dimensions after the first count as columns (convolutions).
 

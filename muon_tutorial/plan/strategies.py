@@ -86,8 +86,8 @@ def replicated(
     With dp alone it does what DDP with ``torch.optim.Muon`` does.
 
     Args:
-        round_bytes: the most gradient bytes of all buckets in flight together, on each rank. It matters only
-            for ``tp_gather="bucket"``.
+        round_bytes: how many gradient bytes all buckets in flight together may have on a rank. It matters
+            only for ``tp_gather="bucket"``.
         tp_gather: as in ``zero1``.
     """
 
@@ -115,7 +115,7 @@ def round_robin(
     """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; all ranks apply all updates.
 
     Args:
-        order: ``"size"`` counts matrices from the costliest on, as in KellerJordan/Muon; ``"index"`` counts
+        order: ``"size"`` numbers matrices from the costliest on, as in KellerJordan/Muon; ``"index"`` numbers
             them in the optimizer's order, as in the first distributed Muon.
         back: how owners share their updates. ``"all_reduce"``, as published, sums buffers that are zero
             except for the owner's matrices. ``"all_gather"`` needs half the bytes. If a round is larger than
@@ -173,8 +173,8 @@ def zero1(
             (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the limit. For
             ``cut="bucket"``, this is the size of a bucket.
         tp_gather: ``"matrix"`` makes one all_gather over tp per matrix, ``"bucket"`` one per bucket. The
-            bytes are the same. With ``"bucket"`` there are fewer requests, but a rank holds all matrices of a
-            bucket that it works on at once.
+            bytes are the same. ``"bucket"`` makes fewer requests, but a rank then holds, at the same time,
+            all matrices that it works on in a bucket.
 
     Raises:
         StrategyError: ``gather``, ``cut`` or ``tp_gather`` is unknown.
@@ -259,8 +259,8 @@ def gram(
     matrices to share. It sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
     measures this.
 
-    All tp ranks gather every other matrix, and apply the group's own recipe with the usual bits. Matrices
-    that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
+    All other matrices are gathered on all tp ranks, which apply the group's own recipe with the usual bits.
+    Matrices that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
     ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits are *not* the same as in a single
     process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
     ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
@@ -443,7 +443,7 @@ def _plan(
 
 
 def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
-    """Return the bytes of the gradient of each matrix's largest tensor-parallel piece."""
+    """For each matrix, return the gradient bytes of its largest tensor-parallel piece."""
     return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
 
 
@@ -477,7 +477,7 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
 def _virtual_entries(
     run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
 ) -> tuple[BucketEntry, ...]:
-    """Make entries with their tensor-parallel routes. Without ``offsets``, one follows the other."""
+    """Make entries with their tensor-parallel routes. Without ``offsets``, they lie one after the other."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     starts = accumulate(sizes, initial=0) if offsets is None else offsets
     rows = zip(run, starts, sizes, workers, strict=False)
@@ -586,7 +586,7 @@ class _List:
         return max(work)
 
     def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
-        """Return how the slices cut a bucket of the matrices with these numbers."""
+        """Return the layout of a bucket with these matrices, cut where the slices end."""
         if len(its) == len(self.matrices):
             return SlicedBuffer("dp", self.dp * self.length)
         held = [0] * self.dp

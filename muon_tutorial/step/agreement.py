@@ -194,7 +194,7 @@ def _refuse_torn_groups(own: OwnGradients, torn: Sequence[int], ranks: Ranks) ->
 
 
 def _ranks_where(here: bool, ranks: Ranks) -> Walk:
-    """Write on which ranks ``here`` is true. All ranks must run it."""
+    """Say on which ranks ``here`` is true. All ranks must run it."""
     column = (yield from rank_table([float(here)], ranks))[:, 0]
     guilty = [rank for rank, found in enumerate(column.tolist()) if found]
     return f"on {len(guilty)} of {ranks.size} ranks ({say_ranks(guilty)})"
@@ -232,7 +232,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str
 
 
 def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
-    """Write which ranks' values differ from the rest. ``ranks`` are the ranks' numbers.
+    """Say which ranks' values differ from the rest. ``ranks`` are the ranks' numbers.
 
     >>> say_outliers([7, 7, 3, 7]), say_outliers([7, 3])
     ('rank 2 differs from the others', 'ranks 0 and 1 differ')
@@ -247,7 +247,7 @@ def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -
 
 
 def say_ranks(ranks: Sequence[int]) -> str:
-    """Write the numbers of ranks, eight at most."""
+    """List the numbers of ranks, eight at most."""
     shown = ", ".join(str(rank) for rank in ranks[:8]) + (", …" if len(ranks) > 8 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 

@@ -133,9 +133,9 @@ class MomentumShard:
     def fill(self, at: Coordinate) -> None:
         """Put the momentum into the parameter's state: zeros, or this rank's part of a loaded momentum.
 
-        A ``flat`` momentum could be mistaken for the momentum of another rank or another step, because sizes
-        are equal. So the state also records which elements the momentum contains, and how many steps were
-        taken.
+        A ``flat`` momentum could be mistaken for the momentum of another rank or another step, because their
+        sizes are equal. So the state also records which elements the momentum contains, and how many steps
+        were done.
 
         Raises:
             UsageError: a loaded momentum does not fit this rank's part or the whole parameter.

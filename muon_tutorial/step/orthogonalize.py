@@ -26,7 +26,7 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""If set, it replaces Newton–Schulz. It gets the matrix, its group, and the function that iterates."""
+"""If set, it replaces Newton–Schulz. It is called with the matrix, its group, and the iterating function."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -127,7 +127,7 @@ def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """Write an update to where ``take_box`` found its input. A view of a whole matrix is copied."""
+    """Write an update to the place where ``take_box`` found its input. A view of a whole matrix is copied."""
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)

@@ -63,7 +63,7 @@ def local_gradient(param: Tensor) -> Tensor | None:
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:
-    """Return the dtype of a parameter's gradient: its ``grad_dtype``, or its own dtype without one."""
+    """Return the dtype of a parameter's gradient: ``grad_dtype`` if it has one, else the parameter's own."""
     dtype = getattr(param, "grad_dtype", param.dtype)
     if dtype is None:
         raise StrategyError(

@@ -79,7 +79,6 @@ class PlanStep:
 
     @cached_property
     def buckets(self) -> tuple[RankBucket, ...]:
-        """The plan's buckets on this rank."""
         index = {
             shard.entry.matrix.index: momentum.index(shard, self.at)
             for momentum in self.momentum_shards.values()
@@ -149,7 +148,8 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """``OwnGradients.torn``: a hash of the tp group. Its last rank has minus the sum of the others."""
+        """This rank's ``OwnGradients.torn``: a hash of the tp group or, on the group's last rank, minus the
+        sum of the other ranks' hashes, so that a whole group adds up to 0."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))
@@ -215,7 +215,6 @@ class PlanStep:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Each parameter's name, taken from its first matrix."""
         matrices = [entry.matrix for bucket in self.plan.buckets for entry in bucket.entries]
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]

@@ -1,8 +1,8 @@
-"""Gradients that the step has yet to average refuse to be clipped, and warn when their norm is taken.
+"""Gradients that the step has yet to average refuse to be clipped, and warn when their norm is computed.
 
 Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
-on every rank. The step would be wrong, without any error. A loop that takes each gradient's norm may use it
-to clip or only log it, so the loop gets a warning, not an error.
+on every rank. The step would be wrong, without any error. A loop that computes each gradient's norm may clip
+by it or only log it, so the loop gets a warning, not an error.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ holds.
 data, and keeps a clock for each.
 
 ``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind
-(``tapes`` gives the walks that differ from others in sizes alone), and ``clocks`` keeps a clock for each rank
+(``tapes`` gives the walks that differ from others only in sizes), and ``clocks`` keeps a clock for each rank
 that differs. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``

@@ -65,7 +65,7 @@ _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
 )
-"""A machine without costs, only to find the bytes and messages of a rank in Gloo's collectives."""
+"""A machine without costs. It serves only to find a rank's bytes and messages in Gloo's collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on all its ranks: what kept each rank busy, the most bytes that one rank sent plus
-    received (``moved``), and the seconds that the collective took."""
+    """One collective on all its ranks: what kept each rank busy, and the seconds that the collective took.
+    ``moved``: bytes sent plus bytes received, on the rank with the largest sum."""
 
     busy: tuple[GlooTraffic, ...]
     moved: int
@@ -353,7 +353,7 @@ def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
 @dataclass(frozen=True, slots=True)
 class GlooCosts:
     """The costs of a collective: seconds per ``byte``, ``message``, round (``latency``) and request
-    (``turn``). ``bandwidth``: the most bytes per second that a rank sends and receives together."""
+    (``turn``). ``bandwidth``: how many bytes per second a rank can send and receive, added together."""
 
     byte: float
     message: float
@@ -413,8 +413,8 @@ def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
 
 
 def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
-    """The non-negative coefficients of the columns that come closest to ``due``: the best of the least
-    squares fits to all subsets of columns."""
+    """The non-negative coefficients with which the sum of the columns comes closest to ``due``. Every subset
+    of the columns is fitted by least squares, and the best fit without a negative coefficient is returned."""
     columns = range(rows.shape[1])
     filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")

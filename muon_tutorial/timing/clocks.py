@@ -46,7 +46,7 @@ class Timed:
     """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a rank.
 
     One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others`` seconds for
-    ranks that came later, and ``exposed`` seconds for bytes.
+    slower ranks, and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]
@@ -69,7 +69,7 @@ class _Clocks:
     free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The maximum over each group along ``axes``, which are kept with length 1."""
+        """Return the maximum over each group along ``axes``. In the result these axes have length 1."""
         if each.size == len(each):
             return each
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
@@ -103,7 +103,7 @@ class _Turn:
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
-    of the collective's root. ``placed`` replaces it by an index that selects the ranks that make a
+    of the collective's root. ``placed`` replaces ``root`` by an index that selects the ranks that make a
     broadcast's first copy. ``beside``: the bytes that the round's other buckets hold. With ``meets``, the
     bucket waits here until the others have caught up.
     """

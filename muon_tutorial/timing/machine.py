@@ -105,11 +105,10 @@ class Machine:
         )
 
     def on_bus(self, bytes_a_second: float) -> Machine:
-        """This machine if all ranks share a loopback that ``scripts/shaped.sh`` limits to this rate."""
+        """Return this machine with one loopback, shared by all ranks and limited by ``scripts/shaped.sh``."""
         return replace(self, inside=Link(bytes_a_second, self.inside.latency, True, SHAPED_BURST))
 
     def node(self, rank: int) -> int:
-        """The node that a rank is on."""
         return rank // self.ranks_per_node
 
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
@@ -137,7 +136,7 @@ LARGEST = 64 * 10**6
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """The content of a JSON file; errors call it ``what``.
+    """The content of a JSON file; error messages refer to the file as ``what``.
 
     Raises:
         UsageError: it is too large, not JSON, or not a plain file (a pipe or a device, for example).

@@ -142,7 +142,6 @@ class ConfigKeys:
         return otherwise
 
     def flag(self, flag: Flag) -> bool:
-        """The value of a flag for this config."""
         if isinstance(flag, bool):
             return flag
         key, otherwise = flag
@@ -252,7 +251,7 @@ def _norms(width: int, layers: int) -> Iterator[Family]:
 def _linear(
     name: str, out: int, into: int, cut: Cut, layers: tuple[int, ...], bias: bool = False, experts: int = 0
 ) -> Iterator[Family]:
-    """A layer's matrix and its bias, which is cut if the matrix is cut by rows."""
+    """A layer's matrix and its bias. The bias is cut if the matrix is cut by rows."""
     yield MatrixFamily(name, (out, into), cut, layers, experts)
     if bias:
         rows = cut if cut == ROWS else WHOLE

@@ -82,7 +82,6 @@ class OtherFamily:
 
     @property
     def numel(self) -> int:
-        """Elements in the whole model."""
         return len(self.layers) * self.size
 
 

@@ -49,12 +49,10 @@ class NotedRequest(CollectiveOfRank):
 
     @property
     def issued(self) -> int:
-        """When the rank had issued the request."""
         return self.moments["issued"] if self.in_background else self.asked
 
     @property
     def answered(self) -> int:
-        """When the rank had the answer."""
         return self.moments["answered" if self.in_background else "issued"]
 
     @property

@@ -371,7 +371,7 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight. They run in order, one at a time; with Gloo, several run at once."""
+        """Begin a group's next flight. Flights begin in order. Only Gloo's rings run several at once."""
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
@@ -398,8 +398,8 @@ class _Clockwork:
         flight.begin, flight.latency = self.now, flight.link.latency * rounds
 
     def _finish(self, moving: _Moving) -> None:
-        """Finish a part. A rank's flight is done when all its parts are, the whole flight when all its ranks
-        are done."""
+        """Finish a part. A rank's flight is done when all its parts are done, and the whole flight when all
+        its ranks are done."""
         flight, parts = moving.flight, self.parts[id(moving.flight)]
         parts.subtract(moving.ranks)
         flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
@@ -418,7 +418,7 @@ class _Clockwork:
         return flight.kind == "all_to_all" and self.machine.algorithm == "gloo"
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
-        """Send the messages that can go now that this rank has made its request."""
+        """Send the messages that waited only for this rank's request."""
         group, requests = flight.group, self.asked[id(flight)]
         if any(len(row or group) != len(group) for row in (requests[rank].sends, requests[rank].receives)):
             check_alike(requests)

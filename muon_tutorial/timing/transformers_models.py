@@ -85,5 +85,4 @@ def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's type and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

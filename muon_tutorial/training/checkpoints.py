@@ -118,7 +118,7 @@ class Saver:
         self.manager.save(done, self.model, self.optimizer, extra=extra, wait=wait)
 
     def asked(self, is_first: bool) -> set[str]:
-        """The ``REASONS`` that this rank sees to save or stop; only the first rank looks at the clock."""
+        """The ``REASONS`` to save or stop that this rank sees; only the first rank looks at the clock."""
         found = {SAVE} if self.saving.save_file.exists() else set()
         if is_first and self.saving.until is not None and time.monotonic() > self.saving.until:
             found.add(TIME)

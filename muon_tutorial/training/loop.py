@@ -267,7 +267,7 @@ def _check_text(began_with: str | None, text: Text) -> None:
 
 
 def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
-    """For each phase of the last step, the traffic of the rank that sent most."""
+    """For each phase of the last step, the traffic of the rank that sent the most bytes."""
     rows = trainer.ledger.rows(trainer.world.at.rank)
     mine = [(row.phase, row.collectives, row.payload, row.ring) for row in rows]
     most: dict[str, PhaseTraffic] = {}

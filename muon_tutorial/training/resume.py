@@ -55,7 +55,7 @@ def resumed_settings(
     Args:
         said: the run's ``settings.json``.
         options: all settings as the command line gives them, defaults included.
-        given: the names of the settings that were typed.
+        given: the names of the settings that the user typed.
 
     Raises:
         UsageError: another setting was given and differs, or the settings do not fit each other.

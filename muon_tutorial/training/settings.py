@@ -51,7 +51,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse settings or command-line options that are out of range on their own; None is allowed."""
+    """Refuse each setting or command-line option that is out of range; None is allowed."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
         count = getattr(options, name, None)
         if count is not None and count < 1:

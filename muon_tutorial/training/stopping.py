@@ -77,8 +77,8 @@ def heeding_signals(
 ) -> Iterator[None]:
     """Let signals ask the run to save, or to save and stop; a second request to stop calls ``end``.
 
-    Before the run's first step a request to stop calls ``end``, too. Requests to an earlier run are removed.
-    Must be entered in the main thread, before this process trains.
+    Before the run's first step, even the first request to stop calls ``end``. Requests to an earlier run are
+    removed. Must be entered in the main thread, before this process trains.
 
     Args:
         says: the line that is printed when the run is first asked to stop; None if another process prints it.
@@ -131,7 +131,7 @@ def passing_signals_on(saving: Saving) -> Iterator[None]:
 def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
     """While there is nothing to save, let signals end this process, except signals that only ask to save.
 
-    Yields the function that ends the process. It works once: a signal that comes while the process ends
+    Yields the function that ends the process. It works once: a signal that arrives while the process ends
     changes nothing.
     """
     ending = False

@@ -50,7 +50,7 @@ class Batch:
 
 
 def load_text(path: str | None, context: int) -> Text:
-    """Read the training text: the file at ``path``, or the standard library's sources if it is None.
+    """Read the training text: the file at ``path``, or the standard library's sources if ``path`` is None.
 
     At most ``TEXT_LIMIT`` bytes are read. Every sixteenth block is held out.
 

@@ -97,7 +97,7 @@ def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather each rank's small object, in the order of positions. All ranks must call.
+    """Gather each rank's small object, in the order of positions. All ranks must call it.
 
     In a process without a process group, the list contains only its own object.
     """
@@ -109,7 +109,7 @@ def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[A
 
 
 def sum_counts(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Sum small vectors over a group. All ranks must call."""
+    """Sum small vectors over a group. All ranks must call it."""
     dist.all_reduce(counts, group=group)
     return counts
 
@@ -159,9 +159,9 @@ class LiveWorld:
     """One process on a mesh of real processes. It answers the requests of the generators that it runs.
 
     ``observers`` are called with each request just before it is issued. An observer may return a function,
-    which is then called at later moments of the request. These are ``issued`` (the call has returned) and
-    ``done`` (the backend has finished). If the rank does not wait immediately, ``waiting`` and ``answered``
-    come, too. ``done`` comes from another thread, and some backends never report it.
+    which is then called at later moments of the request: ``issued`` (the call has returned), ``done`` (the
+    backend has finished) and, if the rank does not wait immediately, ``waiting`` and ``answered``. For
+    ``done`` it is called in another thread, or never, because some backends do not report it.
     """
 
     mesh: DeviceMesh
@@ -199,13 +199,13 @@ class LiveWorld:
                 )
 
     def run(self, walk: Walk) -> Any:
-        """Run this rank's generator to its end, and return its value. All ranks of the mesh must call."""
+        """Run this rank's generator to its end, and return its value. All ranks of the mesh must call it."""
         return drive(walk, self._issue)
 
     def apart(self, axis: str) -> LiveWorld:
         """Make a world with the same mesh and observers, but its own process group along one axis.
 
-        So requests of one world never match requests of the other. All ranks of the mesh must call.
+        So requests of one world never match requests of the other. All ranks of the mesh must call it.
         """
         other = LiveWorld(self.mesh, self.observers)
         group = self.group((axis,))

@@ -1,8 +1,8 @@
 """Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
-Each rank becomes a process, and so does each rank's GPU, with the threads that the profiler saw. Above them
-are our own tracks. One shows where the time goes. The others show collectives, on as many tracks as
-collectives were in flight at once.
+Each rank becomes a process, and so does each rank's GPU. Above the threads that the profiler saw are our own
+tracks. One shows where the time goes. The others show collectives, on as many tracks as collectives were in
+flight together.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -99,7 +99,7 @@ def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
 
 
 def _nested(pieces: list[ChromeEvent]) -> tuple[list[ChromeEvent], list[ChromeEvent]]:
-    """Divide a track's complete events: some nest, and others cross an earlier event."""
+    """Divide a track's complete events into those that nest, and those that cross an earlier event."""
     nested: list[ChromeEvent] = []
     crossing: list[ChromeEvent] = []
     open_until: list[int] = []

@@ -35,7 +35,7 @@ SORTS: dict[str, Sort] = {
     "gpu_user_annotation": "gpu annotation",
     "user_annotation": "cpu annotation",
 }
-# Longer words first: "reduce_scatter" also holds "reduce", "all_gather" holds "gather".
+# Longer words come first, because "reduce_scatter" contains "reduce", and "all_gather" contains "gather".
 KINDS = {
     "reduce_scatter": r"reduce_?scatter",
     "all_reduce": r"all_?reduce",
@@ -222,8 +222,8 @@ def covered(events: Iterable[TraceEvent]) -> Intervals:
 def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[NameSum, ...]:
     """Sums of durations for each name that contains one of the words, to show how such sums mislead.
 
-    Kernels, launches and annotations of one name are summed apart. The words are compared in lower case. The
-    largest sum comes first.
+    If a kernel, a launch and an annotation have the same name, each of the three sorts gets its own sum. The
+    words are compared in lower case. The largest sum comes first.
     """
     words = [word.lower() for word in words]
     sums: dict[tuple[str, Sort], list[int]] = {}

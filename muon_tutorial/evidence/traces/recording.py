@@ -58,9 +58,9 @@ class RankRecorder:
 
     It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
-    Some collectives are not requested from a world of ours: PyTorch's own tensor parallelism makes them, for
-    example. The profiler does not record their group. ``others`` are the ranks of this group. Without
-    ``others``, the time of such collectives cannot be split into transfer and waiting.
+    Some collectives are not requested from one of our worlds, such as those of PyTorch's tensor parallelism.
+    The profiler does not record their group. ``others`` are the ranks of this group. Without ``others``, the
+    time of such collectives cannot be split into transfer and waiting.
     """
 
     rank: int
@@ -137,7 +137,7 @@ class RankRecorder:
             "rank": self.rank,
             "begin": self._stamps[SPAN],
             "end": end,
-            "ahead": min(late),  # the least difference, because opening a label adds some time
+            "ahead": min(late),  # the smallest difference, because opening a label adds some time
             "others": self.others,
             "flights": [{**asdict(one), "done": _done(moments, end)} for one, moments in self._flights],
         }

@@ -58,8 +58,8 @@ class Flight(CollectiveOfRank):
 class RankTimes:
     """One rank's recorded span, the times in which it computed, and its flights; in nanoseconds.
 
-    ``blocked``: the times in which it was inside an operator that communicates. If all members of every
-    flight were recorded, blocked time outside the flights counts as communication. Otherwise it is unsplit.
+    ``blocked``: the times in which the rank was inside an operator that communicates. Blocked time outside
+    the flights counts as communication if all members of every flight were recorded, otherwise as unsplit.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """A rank's span in nanoseconds, and its five parts, which sum to it.
+    """A rank's span in nanoseconds, and the five parts that sum to the span.
 
     ``compute``: all time in which the rank computed; ``overlapped``: the part of it during collectives. The
     other four parts do not contain time in which the rank computed. ``communication``: collectives in
@@ -162,7 +162,7 @@ def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, in
 
 
 def split_markdown(splits: Sequence[TimeSplit]) -> str:
-    """A table with a row for each rank: milliseconds, and fractions of its span."""
+    """A table with a row for each rank: its span in milliseconds, and the parts as fractions of the span."""
     head = "| rank | span, ms | " + " | ".join(STATES) + " | compute during a collective |"
     lines = [head, "|---" * (len(STATES) + 3) + "|"]
     for row in splits:

@@ -1,7 +1,7 @@
 """Draws a timeline as a static picture; the same timeline gives the same bytes.
 
-Each rank has a band of states over the wall time, and its collectives below. A column of the band shows the
-state that fills most of it, so the picture's size does not grow with the run's length.
+Each rank has a band of states over the wall time, and its collectives below the band. A column of the band
+shows only the state with the largest part, so the picture's size does not grow with the run's length.
 """
 
 from __future__ import annotations
