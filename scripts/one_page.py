@@ -57,7 +57,7 @@ class DistributedMuon:
 
     def __init__(self, params: list[tuple], mesh: DeviceMesh, lr=0.02, momentum=0.95, weight_decay=0.1):
         self.lr, self.mu, self.weight_decay = lr, momentum, weight_decay
-        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # column, row
+        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # a column and a row
         self.dp, self.tp = self.dp_group.size(), self.tp_group.size()
 
         # The plan: one list of all matrices, laid one after the other in a buffer that dp cuts into slices.
@@ -106,12 +106,12 @@ class DistributedMuon:
         self.momentum.lerp_(grad, 1 - self.mu)
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz starts in bf16: half the bytes
 
-        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets its tp piece of every matrix, no longer cut.
+        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets all of its tp piece of every matrix.
         x = self.gather_over_dp(x)  # [B], although only matrices that lie in several slices need it
 
         for matrix in self.matrices:
-            # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside it, their
-            # places do the same work. So do all tp ranks at a place, since they have the same slice.
+            # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside a matrix,
+            # their places do the same work, as do all tp ranks at a place: a whole tp row meets in phase 3.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -124,7 +124,7 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, y has replaced x everywhere.
+        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, only padding is not replaced by y.
         y = x[self.slice]  # [B/dp]
 
         # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.
@@ -132,7 +132,7 @@ class DistributedMuon:
         for matrix in self.matrices:
             a, b = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
             lr = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
-            w[a:b].mul_(1 - self.lr * self.weight_decay).add_(y[a:b], alpha=-lr)  # empty if not in the slice
+            w[a:b].mul_(1 - self.lr * self.weight_decay).add_(y[a:b], alpha=-lr)  # empty outside the slice
 
         # Phase 7, gather over dp: w[B_dp] → w[B]. Parameters are views of this buffer, so they change, too.
         self.weights.copy_(self.gather_over_dp(w))

@@ -147,7 +147,8 @@ def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     pieces, root = hop.pieces(at), hop.src.rank
     send = _padded_pieces(x, pieces) if at[hop.axis] == root else None
     answer = yield Collective("scatter", (hop.axis,), dtype, send, pieces.size, label, root)
-    return _first(answer, pieces.mine.shape)
+    shape = pieces.mine.shape
+    return answer[: math.prod(shape)].view(shape)
 
 
 def _broadcast(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -169,7 +170,8 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
         return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
-    return _first(answer, pieces.mine.shape)
+    shape = pieces.mine.shape
+    return answer[: math.prod(shape)].view(shape)
 
 
 def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -218,11 +220,6 @@ def _padded(x: Tensor, size: int) -> Tensor:
     return pad(x.reshape(-1), (0, size - x.numel())) if x.numel() < size else x.reshape(-1)
 
 
-def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Remove a piece's padding: the opposite of ``_padded``."""
-    return padded[: math.prod(shape)].view(shape)
-
-
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
     """Return all positions' pieces, flat and one after the other. All are padded to the largest length."""
     if not pieces.uneven:
@@ -244,7 +241,7 @@ def _unpadded(
     assert isinstance(hop.src, Shard)
     rows = answer.view(pieces.parts, pieces.size)
     boxes = pieces.uneven.items()
-    return torch.cat([_first(rows[place], box.shape) for place, box in boxes], hop.src.dim)
+    return torch.cat([rows[place, : box.numel].view(box.shape) for place, box in boxes], hop.src.dim)
 
 
 def view(buffer: Tensor, held: BufferSlice) -> Tensor:

@@ -120,9 +120,10 @@ class Guard:
     ) -> Walk:
         """Check a step before it runs, and return the steps to run, one per mesh. All ranks must run it.
 
-        If the plan averages gradients, the gradients of ``beside`` are averaged, too. Without ``beside``, the
-        companions' gradients are averaged. With an ``error``, all ranks refuse the step. This rank raises the
-        error, and the other ranks raise an error that names this rank.
+        New steps are made if parameters have changed. If the plan averages gradients, the gradients of
+        ``beside`` are averaged, too. Without ``beside``, the companions' gradients are averaged. With an
+        ``error``, all ranks refuse the step. This rank raises the error, and the other ranks raise an error
+        that names this rank.
 
         Raises:
             TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.

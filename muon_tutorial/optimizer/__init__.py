@@ -4,7 +4,7 @@
 ``muon_with_adamw``    ``MuonWithAdamW``: two optimizers, used like one
 ``split_parameters``   decides which of a model's parameters go to Muon
 ``fused_weights``      finds the matrices in a fused weight, such as q, k and v
-``parameter_split``    the result of ``split_parameters``: groups for both optimizers, and a table
+``split_table``    the result of ``split_parameters``: groups for both optimizers, and a table
 ``make_steps``         makes an optimizer's steps, one for each mesh that its parameters lie on
 ``config_steps``       makes the steps of an optimizer with a ``DistributedConfig``
 ``load_state``         prepares a saved state for loading: matches parameters by name, completes groups

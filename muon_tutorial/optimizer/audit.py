@@ -36,8 +36,8 @@ from ..worlds.live import LiveWorld, gather_objects, global_rank
 from .fused_weights import parts_word
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
-from .parameter_split import Verdict as Target
 from .split_parameters import split_parameters
+from .split_table import Verdict as Target
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..plan.matrix import Parts
-from .parameter_split import EXPERTS
+from .split_table import EXPERTS
 
 GROUP_BY_GROUP = re.compile(
     "(GPTNeoX|Bloom|Persimmon|Falcon|GPTBigCode|MiniMaxLightning).*Attention|DisentangledSelfAttention"

@@ -1,8 +1,8 @@
 """Muon as a ``torch.optim.Optimizer``, in one process or distributed over a plan.
 
-A step has two parts: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps the
-other parameters, the guard averages the gradients of both optimizers after its checks (``PlanStep.ready``).
-Without a strategy, results match ``torch.optim.Muon`` bit for bit.
+A step has two parts: the guard checks it (``guard/``), then a world (``worlds/``) runs it (``step/``). If
+AdamW steps the other parameters, the guard averages both optimizers' gradients after its checks
+(``PlanStep.ready``). Without a strategy, results match ``torch.optim.Muon`` bit for bit.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from ..worlds.local import LocalMesh
 from .load_state import follow_names, own_lr
 from .muon import Muon
 from .pair_state import PairGroups, PairState
-from .parameter_split import ParameterSplit, Verdict
 from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
+from .split_table import ParameterSplit, Verdict
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

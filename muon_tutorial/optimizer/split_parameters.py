@@ -53,7 +53,7 @@ from .fused_weights import (
     parts_word,
     stacked_parts,
 )
-from .parameter_split import (
+from .split_table import (
     BARE,
     EXPERTS,
     ParameterSplit,

@@ -161,7 +161,8 @@ def zero1(
 ) -> Plan:
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
-    A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice.
+    A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. If there are
+    several rounds, a round's slices differ in length: each is reduced to its rank, and broadcast.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes

@@ -151,7 +151,7 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])
-    summed = yield from ranks.total(flags, "gradient flags")  # [3 × gradients]
+    summed = yield from ranks.total(flags, "gradient flags")  # [4 × gradients]
     holders, wrong, largest_sums, torn = summed.view(4, len(there)).tolist()
     guilty = [index for index, found in enumerate(wrong) if found]
     if guilty:

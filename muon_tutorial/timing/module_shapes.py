@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError
-from ..optimizer.parameter_split import Verdict
 from ..optimizer.split_parameters import split_parameters
+from ..optimizer.split_table import Verdict
 from ..plan.layout import Replicate, Shard
 from ..plan.matrix import part_boxes
 from .model_shape import FUSED_APART, FUSED_WHOLE, Cut, MatrixFamily, ModelShape, OtherFamily

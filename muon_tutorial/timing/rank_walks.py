@@ -2,7 +2,7 @@
 
 Two positions of a bucket's group are of one kind if they work on matrices of the same shapes, hold the same
 part of each, and send pieces to owners in the same relative positions. One rank of each kind is walked on the
-meta device. Its turns are kept, and used again for later buckets of the same form.
+meta device. Its turns are stored, and used again for later buckets of the same form.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PricedRequest:
     before the request. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not
     depend on the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy``
     seconds. ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each
-    except the last sends ``passed`` bytes. ``between``: bytes that leave the node.
+    rank except the last sends ``passed`` bytes. ``between``: bytes that leave the node.
     """
 
     kind: Kind
@@ -81,8 +81,9 @@ class WalkedTurn:
     """A rank's work until its next request, and the request. ``asked`` is None in an empty or last turn.
 
     ``product`` and ``copy`` are seconds of computing. ``now``: bytes that the walk holds at the request;
-    ``peak``: the most that the walk held since the previous request. ``root``: the position of the request's
-    root. ``meets``: here the rank waits until its walks of the round's other buckets have come as far.
+    ``peak``: the largest number of bytes that the walk held since the previous request. ``root``: the
+    position of the request's root. If ``meets`` is True, the rank waits here until its walks of the round's
+    other buckets have reached the same point.
     """
 
     product: float
@@ -100,7 +101,7 @@ Trace = tuple[WalkedTurn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket: the trace of each kind of rank, and the kind of rank at each kept position of its group.
+    """A bucket: the trace of each kind of rank, and the kind at each position of its group that is kept.
 
     A trace may come from another bucket: ``roots`` maps each root in a trace to this bucket's root. Both
     are positions along dp.
@@ -120,7 +121,7 @@ class WalkedPlan:
     """All rounds of a plan, walked on one position of each kind.
 
     Along each of the ``axes``, positions with the same work in all rounds are of one kind. ``folded``: for
-    each position along an axis, the number of the walked position that stands for it.
+    each position along an axis, the number of the walked position that represents it.
     """
 
     rounds: Sequence[Round]
@@ -218,7 +219,7 @@ class RankWalks:
         return self._known[key][0]
 
     def trace(self, walk: Walk, at: Coordinate, tape: Tape | None = None) -> Trace:
-        """Walk one rank to its end, as if the other ranks always arrived when it does."""
+        """Walk one rank to its end, as if the other ranks made each request at the same time as this rank."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
         memory, share = PeakMemory() if tape is None else NotedMemory(tape), self._share
@@ -300,7 +301,7 @@ class RankWalks:
         return result
 
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
-        """The trace of the walk that a tape holds, with the same sums in the same order."""
+        """Rebuild the trace of a walk from its tape, with the same sums in the same order as in the walk."""
         turns: list[WalkedTurn] = []
         work, now, peak = Work(self.machine), 0, 0
         sizes, share = iter(tape.sizes), self._share
@@ -413,7 +414,8 @@ class RankWalks:
     ) -> WalkedBucket:
         """Walk a bucket on the ``kept`` positions.
 
-        ``times``: how many equal positions each kept one stands for. ``signs``: the numbers from ``_kinds``.
+        ``times``: for each kept position, the number of equal positions that it represents. ``signs``: the
+        numbers from ``_kinds``.
         """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
@@ -423,7 +425,7 @@ class RankWalks:
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if times.sum() <= FEW_RANKS:  # with more ranks, another order of owners counts as alike
+        if times.sum() <= FEW_RANKS:  # with more ranks, the order of owners does not count
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
@@ -438,7 +440,7 @@ class RankWalks:
         return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
-        """One rank's step of one bucket. Memory that it keeps for the next step is counted from the start.
+        """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
 
         If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length go
         onto tapes. Once three of them lie on lines, ``tapes`` gives the sizes of further ones.
@@ -543,7 +545,7 @@ def _roots(plan: Plan) -> set[int]:
     """The positions along dp from which a broadcast may start; the caller adds the positions with uneven
     slices.
 
-    Each of them does work that no other position does.
+    Each of these positions does work that no other position does.
     """
     found: set[int] = set()
     for bucket in plan.buckets:

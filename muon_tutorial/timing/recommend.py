@@ -41,10 +41,10 @@ SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
-"""The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
+"""The largest number of ranks on a grid; planning for so many takes half a minute for a small model."""
 MOST_PLACED, MANY_PLACED = 5 * 10**8, 15 * 10**6
-"""A plan keeps numbers for each pair of a matrix and a rank. The first is the most pairs that are planned.
-From the second on, planning takes longer than half a minute."""
+"""A plan keeps numbers for each pair of a matrix and a rank. With more than ``MOST_PLACED`` pairs, planning
+is refused. From ``MANY_PLACED`` pairs on, it takes longer than half a minute."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -52,7 +52,7 @@ PREDICTED = (
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """The options that a search tries: multiples of the given ``round_bytes``, and windows."""
-SEARCHED = 3  # how many strategies are searched; the most promising ones are taken
+SEARCHED = 3  # how many strategies are searched: the most promising
 CLOSE = 1.02  # a step counts as equally fast if it takes at most this many times as long as the fastest
 
 
@@ -197,7 +197,7 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest strategy that fits, with links ``factor`` times as fast. A tie goes to the first."""
+        """The fastest strategy that fits, with links ``factor`` times as fast; of equal ones, the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
@@ -237,8 +237,8 @@ def plan_model(
 
     Experts are replicated on dp × tp / ep positions, and each of them is whole (expert tensor parallelism 1
     in Megatron-LM's terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts
-    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, every strategy is
-    planned that the grid allows.
+    replicas; experts are then cut over dp_shard × tp / ep. Without ``strategies``, every strategy that the
+    grid allows is planned.
 
     Raises:
         GridError: the grid does not divide the model, there are too many pairs of a matrix and a rank, or
@@ -312,7 +312,7 @@ def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
 
 
 def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtypes) -> int:
-    """A rank's bytes for the parameters that AdamW steps, with its state divided as in ZeRO-1 or FSDP2."""
+    """A rank's bytes for the parameters that AdamW steps. AdamW's state is divided as in ZeRO-1 or FSDP2."""
     mine, elements = stage_layers(shape, sizes["pp"], stage), 0
     for other in shape.others:  # tp cuts tables by rows; a rank's are rounded up
         ways = (sizes["tp"] if isinstance(other.cut, Shard) else 1) * (sizes["ep"] if other.experts else 1)
@@ -343,7 +343,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds, until there are no fewer of them; then try windows.
+    """Try a strategy with larger and larger rounds, as long as their number falls; then try windows.
 
     Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """

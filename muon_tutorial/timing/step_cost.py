@@ -109,9 +109,9 @@ class StepEstimate:
     ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
     share among the positions of the plan's group. ``shares``: the rank's work, relative to an even share
     among all ranks of the grid. ``held``: bytes of the matrices' parameters and gradients; ``momentum``:
-    their momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``:
-    what FSDP2 or DDP adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by
-    phase. ``between``: how many of these bytes leave its node.
+    their momentum; ``master``: master weights; ``peak``: the largest number of bytes that a step adds on any
+    rank; ``fsdp``: what FSDP2 or DDP adds while it averages gradients. ``phases`` holds the bytes that the
+    rank sends, by phase. ``between``: how many of these bytes leave its node.
     """
 
     strategy: str
@@ -185,7 +185,7 @@ def estimate(
 
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> StepEstimate:
-    """The cost of a plan's step; ``name`` becomes the estimate's ``strategy``."""
+    """Estimate the cost of a plan's step. The estimate's ``strategy`` is ``name``."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
     mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]
@@ -261,7 +261,7 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
-    """Walks that average gradients before a step, and how often each is needed."""
+    """Return the walks that average gradients before a step, and how often each walk is needed."""
     if at.size("dp", SHARDING) == 1:
         return []
     dtype = plan.buckets[0].entries[0].matrix.grad_dtype
@@ -336,9 +336,9 @@ def estimate_adamw(
 ) -> StepEstimate:
     """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    A rank holds ``lengths`` elements of its buckets. If ``sharded``, AdamW runs as in ZeRO-1, else as under
-    DDP. On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2 gathers in
-    forward and backward are not counted. ``momentum`` holds both moments, always in fp32.
+    ``lengths``: the number of elements of each bucket on a rank. If ``sharded``, AdamW runs as in ZeRO-1,
+    else as under DDP. On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2
+    gathers in forward and backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
@@ -402,7 +402,7 @@ def _adamw(grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
 
 
 def together(parts: Sequence[StepEstimate]) -> StepEstimate:
-    """The estimate of the steps of several parts of a model, one after the other."""
+    """Add up the estimates of several parts of a model, which are stepped one after the other."""
     work = sum(one.newton_schulz for one in parts)
 
     def added(name: str) -> Any:

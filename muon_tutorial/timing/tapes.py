@@ -1,9 +1,9 @@
-"""Notes a walk as steps and sizes, and finds the sizes of other walks with the same steps.
+"""Records a walk as steps and sizes, and computes the sizes of other walks with the same steps.
 
 If dp cuts a matrix into slices, then what a rank does follows from the slices' lengths. Each of its sizes
 (bytes copied, bytes held, elements sent) is a constant plus a multiple of the first slice's length. So two
-walks give a line for each size. If a third walk lies on the same lines, the sizes of further walks are read
-off these lines.
+walks give a line for each size. If a third walk lies on the same lines, these lines also give the sizes of
+further walks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Tape:
 
 
 class NotedMemory(PeakMemory):
-    """Counts bytes, and notes on a tape how many are taken or freed."""
+    """Counts bytes, and notes on a tape how many are allocated or freed."""
 
     _now = 0
 
@@ -96,7 +96,6 @@ class NotedMemory(PeakMemory):
 
     @property
     def now(self) -> int:
-        """The bytes that are held."""
         return self._now
 
     @now.setter
@@ -130,7 +129,7 @@ class Lines:
             self.slopes = slopes
 
     def sizes(self, first: int) -> list[int] | None:
-        """The sizes of a walk with this first slice; None if the rank has to be walked."""
+        """Return the sizes of a walk whose first slice has this length; None if the rank has to be walked."""
         if self.slopes is None:
             return None
         known = self.tapes[0]

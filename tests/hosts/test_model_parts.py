@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from muon_tutorial import Box, Grid, LocalWorld, Muon, split_parameters
-from muon_tutorial.optimizer.parameter_split import Verdict
 from muon_tutorial.optimizer.split_parameters import Heads
+from muon_tutorial.optimizer.split_table import Verdict
 from muon_tutorial.plan.matrix import part_boxes
 from scripts import parts
 

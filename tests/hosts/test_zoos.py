@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from muon_tutorial import split_parameters
-from muon_tutorial.optimizer.parameter_split import Verdict
+from muon_tutorial.optimizer.split_table import Verdict
 
 from .operands import lines_used_together
 from .test_model_parts import own_parts
