@@ -115,8 +115,8 @@ class LaunchError(TutorialError, RuntimeError):
 class RankFailedError(LaunchError):
     """A rank raised, exited or was killed. The earliest failure is named first.
 
-    ``rank`` is the rank that failed first, and ``original`` its exception. ``original`` is None if the rank
-    raised no exception, or one that cannot be sent between processes.
+    ``rank`` is the rank that failed first, and ``original`` its exception. ``original`` is None if there was
+    no exception, or if it cannot be sent between processes.
     """
 
     def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:

@@ -20,8 +20,7 @@ RANKS, TIMES = 4, 20
 
 
 def first_collective(rank: int) -> tuple[float, float]:
-    """Return when this rank's first collective finished (monotonic seconds), and the memory that its process
-    shares with no other (MB)."""
+    """Return when this rank's first collective finished (monotonic seconds), and its private memory (MB)."""
     dist.barrier()
     done, rows = time.monotonic(), Path("/proc/self/smaps_rollup").read_text().splitlines()
     return done, sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024

@@ -78,7 +78,7 @@ class DistributedMuon:
             param.grad = self.own_piece(matrix, self.grads)
 
     def own_piece(self, matrix: Matrix, buffer: Tensor) -> Tensor:
-        """This rank's piece of a matrix, as a view of a whole buffer, like parameters and gradients."""
+        """This rank's piece of a matrix: a view of a whole buffer, as parameters and gradients are."""
         return matrix.piece(buffer[matrix.slot], self.tp_group.rank())
 
     def gather_over_dp(self, own: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, only padding is not replaced by y.
+        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, y has replaced all but padding.
         y = x[self.slice]  # [B/dp]
 
         # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.

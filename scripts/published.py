@@ -111,7 +111,7 @@ def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
 
 
 def write(asked: argparse.Namespace, _: str) -> None:
-    """Compute every row and write both files, which name the same command whatever the folder."""
+    """Compute every row and write both files; they name the same command for any folder."""
     folder, comparisons = made(asked.out), compare_all()
     data = json.dumps(as_data(comparisons, COMMAND), indent=1, ensure_ascii=False)
     write_whole(folder / "published.md", as_markdown(comparisons, COMMAND))

@@ -48,7 +48,7 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep. They are the one saved last and the newest of the others.
+        keep: how many checkpoints to keep. They are the one saved last, and the newest ones of earlier steps.
             Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:

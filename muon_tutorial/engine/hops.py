@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -103,26 +102,6 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
     send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
     return _unpadded(answer, hop, pieces)
-
-
-def gather_together(
-    boxes: Sequence[Tensor],  # for each box, this rank's piece
-    hops: Sequence[Hop],
-    dtype: torch.dtype,
-    at: Coordinate,
-    label: Label,
-) -> Walk:
-    """Make several all_gathers along one axis, from ``Shard`` to ``Replicate``, in one request.
-
-    All ranks of the axis must run it. It returns, for each box, a function that puts the whole tensor
-    together. A caller that calls these functions one by one never holds two whole tensors.
-    """
-    pieces = [hop.pieces(at) for hop in hops]
-    sizes, parts = [its.size for its in pieces], pieces[0].parts
-    send = torch.cat([_padded(box, size) for box, size in zip(boxes, sizes, strict=True)])
-    answer = yield Collective("all_gather", (hops[0].axis,), dtype, send, parts * sum(sizes), label)
-    rows = answer.view(parts, -1).split(sizes, 1)
-    return [partial(_unpadded, *its) for its in zip(rows, hops, pieces, strict=True)]
 
 
 def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:

@@ -29,8 +29,7 @@ class Held:
     The first three stay between steps. The others exist only while a bucket is processed; their values are
     for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
     not packed). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives over
-    tp and holds together. That is one matrix, or the sum of the bucket's Gram matrices. If tp gathers by the
-    bucket, it is all matrices of the bucket that the rank works on.
+    tp and holds together. That is one matrix, or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -53,8 +52,7 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
         if bucket.compute.hops:
             gathered.append(bucket.length(bucket.compute_layout, at) * compute)
         sizes = [e.matrix.numel for e in bucket.entries if e.route.hops and bucket.works_on(e, at)]
-        received = [sum(sizes)] if bucket.tp_gather == "bucket" else sizes
-        whole += [bucket.gram_bytes(at), *(numel * compute for numel in received)]
+        whole += [bucket.gram_bytes(at), *(numel * compute for numel in sizes)]
     return Held(
         parameters=sum(numel * matrix.dtype.itemsize for matrix, numel in held),
         gradients=sum(numel * matrix.grad_dtype.itemsize for matrix, numel in held),
@@ -135,7 +133,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage; None if it has none, such as a DTensor."""
+    """The tensor's storage, or None. A DTensor, for example, has none."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

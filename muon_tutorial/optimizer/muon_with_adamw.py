@@ -319,7 +319,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parameters are looked for only at the first step, and at steps without gradients.
 
         Raises:
-            UsageError: FSDP1 has replaced a parameter that this optimizer steps by a flat parameter.
+            UsageError: FSDP1 has put a parameter that this optimizer steps into a flat parameter.
         """
         now: dict[str, nn.Parameter] = {}
         looks = self.muon.guard.steps_done == 0 or all(param.grad is None for param in self._seen)

@@ -140,8 +140,7 @@ def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
     gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
     long_polynomials = any(len(polynomial) > 3 for polynomial in recipe.coefficients)
     count = 4 if gram or (recipe.dtype is torch.bfloat16 and long_polynomials) else 2
-    # Rows are padded by a cache line. With rows of a power of two, a column would use only few sets of the
-    # cache.
+    # Rows are padded by a cache line: if their length were a power of two, a column would use few cache sets.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
     return [shape] * 2 + [(*batch, n, pitch)] * count
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -23,7 +23,6 @@ T = TypeVar("T")
 Interval = tuple[int, int]
 GRAM_DTYPE = torch.float32
 """The dtype in which Gram matrices are summed, because the iteration on them diverges in bf16."""
-TpGather = Literal["matrix", "bucket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ class Bucket:
 
     An entry's workers are positions in the group over ``axes``. ``summands`` is how many local gradients the
     gradient route sums. Buckets of one ``round`` run at the same time, so that their owners all work.
-    ``phases`` are the names of the compute route and of its way back. ``tp_gather`` says how matrices that tp
-    cuts are gathered: with one all_gather per ``"matrix"`` or per ``"bucket"``.
+    ``phases`` are the names of the compute route and of its way back.
     """
 
     index: int = field(default=0, kw_only=True)
@@ -87,7 +85,6 @@ class Bucket:
     summands: int = 1
     round: int = 0
     phases: tuple[str, str] = ("dp gather", "dp slice")
-    tp_gather: TpGather = "matrix"
 
     def length(self, layout: Layout, at: Coordinate) -> int:
         """Return the number of elements in this rank's flat buffer under a layout."""

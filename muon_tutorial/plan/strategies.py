@@ -21,7 +21,6 @@ from .bucket import (
     Bucket,
     BucketEntry,
     DistMeta,
-    TpGather,
     by_buffer,
     fill_buckets,
     largest_piece,
@@ -74,21 +73,13 @@ Builder = Callable[..., Plan]
 """``(matrices, grid, **options) -> Plan``, with ``matrices: Sequence[Matrix]`` and ``grid: Grid``."""
 
 
-def replicated(
-    matrices: Sequence[Matrix],
-    grid: Grid,
-    *,
-    round_bytes: int = ROUND_BYTES,
-    tp_gather: TpGather = "matrix",
-) -> Plan:
+def replicated(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
     With dp alone it does what DDP with ``torch.optim.Muon`` does.
 
     Args:
-        round_bytes: how many gradient bytes all buckets in flight together may have on a rank. It matters
-            only for ``tp_gather="bucket"``.
-        tp_gather: as in ``zero1``.
+        round_bytes: how many gradient bytes all buckets in flight together may have on a rank.
     """
 
     def bucket(run: Sequence[Matrix]) -> Bucket:
@@ -100,7 +91,7 @@ def replicated(
         size = limit.all if sum(weights) <= limit.all else limit.each
         return [[bucket(its)] for its in fill_buckets(run, weights, size)]
 
-    return _plan("replicated", matrices, grid, "averaged", rounds, round_bytes, tp_gather=tp_gather)
+    return _plan("replicated", matrices, grid, "averaged", rounds, round_bytes)
 
 
 def round_robin(
@@ -110,7 +101,6 @@ def round_robin(
     order: Literal["size", "index"] = "size",
     back: Literal["all_reduce", "all_gather"] = "all_reduce",
     round_bytes: int = ROUND_BYTES,
-    tp_gather: TpGather = "matrix",
 ) -> Plan:
     """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; all ranks apply all updates.
 
@@ -120,7 +110,7 @@ def round_robin(
         back: how owners share their updates. ``"all_reduce"``, as published, sums buffers that are zero
             except for the owner's matrices. ``"all_gather"`` needs half the bytes. If a round is larger than
             ``round_bytes``, each owner broadcasts its updates.
-        round_bytes, tp_gather: as in ``zero1``.
+        round_bytes: as in ``zero1``.
 
     Raises:
         StrategyError: ``back`` or ``order`` is unknown.
@@ -147,7 +137,7 @@ def round_robin(
         jobs = _jobs(work, [range(place, place + 1) for place in owners], _weights(run, grid))
         return _in_rounds(jobs, limit, bucket)
 
-    return _plan("round_robin", matrices, grid, "averaged", rounds, round_bytes, tp_gather=tp_gather)
+    return _plan("round_robin", matrices, grid, "averaged", rounds, round_bytes)
 
 
 def zero1(
@@ -157,7 +147,6 @@ def zero1(
     gather: Literal["all", "boundary"] = "all",
     cut: Literal["list", "bucket"] = "list",
     round_bytes: int = ROUND_BYTES,
-    tp_gather: TpGather = "matrix",
 ) -> Plan:
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
@@ -173,12 +162,9 @@ def zero1(
         round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
             (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the limit. For
             ``cut="bucket"``, this is the size of a bucket.
-        tp_gather: ``"matrix"`` makes one all_gather over tp per matrix, ``"bucket"`` one per bucket. The
-            bytes are the same. ``"bucket"`` makes fewer requests, but a rank then holds, at the same time,
-            all matrices that it works on in a bucket.
 
     Raises:
-        StrategyError: ``gather``, ``cut`` or ``tp_gather`` is unknown.
+        StrategyError: ``gather`` or ``cut`` is unknown.
 
     Source: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3.
     """
@@ -205,7 +191,7 @@ def zero1(
         costs = [newton_schulz_cost(matrix.sides) for matrix in run]
         return _in_rounds(_jobs(costs, workers, _weights(run, grid)), limit, bucket)
 
-    return _plan("zero1", matrices, grid, "local", rounds, round_bytes, tp_gather=tp_gather)
+    return _plan("zero1", matrices, grid, "local", rounds, round_bytes)
 
 
 def layerwise(
@@ -239,13 +225,7 @@ def layerwise(
     return _plan("layerwise", matrices, grid, "local", _layerwise_rounds(grid, entry_of), round_bytes)
 
 
-def gram(
-    matrices: Sequence[Matrix],
-    grid: Grid,
-    *,
-    least_aspect: float = 1.0,
-    round_bytes: int = ROUND_BYTES,
-) -> Plan:
+def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
     Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
@@ -266,21 +246,12 @@ def gram(
     process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
     ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
     stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
-
-    Args:
-        least_aspect: a matrix stays cut only if its cut side is at least this many times as long as its other
-            side. With ``2.0``, for example, square matrices are gathered.
-
-    Raises:
-        StrategyError: ``least_aspect`` is not positive.
     """
-    if not least_aspect > 0:
-        raise StrategyError(f"gram knows a least_aspect above 0; got {least_aspect!r}")
 
     def entry(matrix: Matrix) -> BucketEntry:
         whole, cut, sides = _unplaced(matrix, grid), matrix.cut("tp"), matrix.sides
         dim = -1 if cut is None else cut.dim - leading(matrix)  # rows, columns or neither
-        if not whole.route.hops or dim not in (0, 1) or sides[dim] < least_aspect * sides[1 - dim]:
+        if not whole.route.hops or dim not in (0, 1) or sides[dim] < sides[1 - dim]:
             return whole
         return replace(whole, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
 
@@ -362,8 +333,7 @@ def _routes_text(bucket: Bucket) -> str:
     """Write a bucket's routes, their collectives and dtypes, which show the strategy's options."""
     ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
     said = (f"{name} {_route_text(route)}" for name, route in ways.items())
-    packed = ", tp gathers together" if bucket.tp_gather == "bucket" else ""
-    return f"bucket {bucket.index}, round {bucket.round}, routes: {', '.join(said)}{packed}"
+    return f"bucket {bucket.index}, round {bucket.round}, routes: {', '.join(said)}"
 
 
 def _route_text(route: Route) -> str:
@@ -415,10 +385,7 @@ def _plan(
     rounds: RoundMaker,
     round_bytes: int,
     any_cut: bool = False,
-    tp_gather: TpGather = "matrix",
 ) -> Plan:
-    if tp_gather not in ("matrix", "bucket"):
-        raise StrategyError(f'{name} knows tp_gather="matrix" and tp_gather="bucket"; got {tp_gather!r}')
     cut = [(matrix.name, axis) for matrix in matrices for axis in matrix.axes if axis != "tp"]
     if cut and not any_cut:
         raise StrategyError(
@@ -438,8 +405,7 @@ def _plan(
         for abreast in rounds(run, limit):
             number = buckets[-1].round + 1 if buckets else 0
             for it in abreast:
-                placed = replace(it, index=len(buckets), buffer=buffer, round=number, tp_gather=tp_gather)
-                buckets.append(placed)
+                buckets.append(replace(it, index=len(buckets), buffer=buffer, round=number))
     return Plan(name, grid, tuple(buckets), expects)
 
 

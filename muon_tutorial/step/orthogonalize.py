@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ..engine.collective import ABREAST, IDLE, Label, Walk
-from ..engine.hops import gather_together, view
+from ..engine.collective import ABREAST, Label, Walk
+from ..engine.hops import view
 from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
@@ -21,7 +21,6 @@ from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
 from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
-from ..plan.layout import Hop
 from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
@@ -44,21 +43,17 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         from .gram import orthogonalize_cut
 
         yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 for matrices that stay cut
-    wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:
         if matrix.entry.gram is not None or matrix.index in stacked:
             continue
         route, name = matrix.entry.route, matrix.name
         if matrix.work is None:
-            yield from stand_by(route) if wholes is None else ()
+            yield from stand_by(route)
             continue
-        if wholes is not None and matrix.index in wholes:
-            whole = wholes.pop(matrix.index)()
-        else:
-            mine = take_box(boxes, matrix)
-            whole = yield from travel(mine, route, bucket.at, Label("tp gather", name))  # 3: [rows, columns]
-            del mine
+        mine = take_box(boxes, matrix)
+        whole = yield from travel(mine, route, bucket.at, Label("tp gather", name))  # 3: [rows, columns]
+        del mine
         with record_function(f"Newton-Schulz of {name}"):
             whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
         update = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name))  # 5: own box
@@ -101,27 +96,8 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
         keep_box(update.view(matrix.work.box.shape), boxes, matrix)
 
 
-def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Phase 3 in one all_gather over tp, for all matrices that this rank works on.
-
-    The ranks of a tp group work on the same matrices. They yield ``IDLE`` if tp cuts none of these matrices,
-    but cuts others in the bucket. All ranks of the grid must run it. It returns, by a matrix's index, a
-    function that puts the matrix together.
-    """
-    cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
-    mine = [matrix for matrix in cut if matrix.work is not None]
-    if not mine:
-        yield from (IDLE,) if cut else ()
-        return {}
-    hops = [cast(Hop, matrix.entry.route.hops[0]) for matrix in mine]
-    label = Label("tp gather", bucket.name)
-    held = [take_box(boxes, matrix) for matrix in mine]
-    wholes = yield from gather_together(held, hops, bucket.plan.compute.dtype, bucket.at, label)
-    return {matrix.index: whole for matrix, whole in zip(mine, wholes, strict=True)}
-
-
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """Return the box that this rank works on, in the box's shape; remove it if ``boxes`` are ``Pieces``."""
+    """Return the box that this rank works on, in its shape; if ``boxes`` are ``Pieces``, take it out."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 

@@ -69,7 +69,7 @@ class MatrixFamily:
 
 @dataclass(frozen=True, slots=True)
 class OtherFamily:
-    """Parameters that AdamW steps: ``size`` elements in each of ``layers``, over all its ``experts``.
+    """Parameters that AdamW steps: ``size`` elements in each of ``layers``, all ``experts`` together.
 
     Embeddings count as parts of the first layer, the head and the last norm as parts of the last.
     """

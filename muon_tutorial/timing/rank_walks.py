@@ -601,7 +601,7 @@ def _travels_of(bucket: Bucket) -> Hashable:
     """The properties of a bucket that decide how it is communicated."""
     routes = tuple((len(it.hops), it.dtype) for it in (bucket.gradient, bucket.compute, bucket.parameter))
     layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
-    return bucket.phases, bucket.tp_gather, bucket.axes, routes, tuple(type(layout) for layout in layouts)
+    return bucket.phases, bucket.axes, routes, tuple(type(layout) for layout in layouts)
 
 
 @lru_cache(maxsize=1024)  # without data, all parameters of a shape are alike

@@ -116,7 +116,7 @@ class Lines:
     slopes: np.ndarray | None = None
 
     def add(self, tape: Tape) -> None:
-        """Add a walk's tape, and check whether three tapes lie on lines."""
+        """Add a walk's tape. Once there are three, check whether they lie on lines."""
         if any(tape.first == other.first for other in self.tapes):
             return
         self.tapes.append(tape)

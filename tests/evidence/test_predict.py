@@ -259,24 +259,6 @@ def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
         assert rows["tp gather"].collectives == len(touched)
 
 
-@pytest.mark.parametrize("build", [zero1, partial(zero1, gather="boundary"), *map(STRATEGIES.get, TP_TOO)])
-@every_grid
-def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Grid, build: Builder) -> None:
-    each, together = (
-        planned(UNEVEN, partial(build, tp_gather=by, round_bytes=400), grid) for by in ("matrix", "bucket")
-    )
-    for at, apart, packed in zip(places(grid), each[1], together[1], strict=True):
-        assert {phase: (row.payload, row.ring, row.received) for phase, row in apart.items()} == {
-            phase: (row.payload, row.ring, row.received) for phase, row in packed.items()
-        }
-        cut = [
-            bucket
-            for bucket in together[0].buckets
-            if any(entry.route.hops and bucket.works_on(entry, at) for entry in bucket.entries)
-        ]
-        assert (packed["tp gather"].collectives if cut else 0) == len(cut)
-
-
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
     """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
@@ -290,7 +272,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """The other ranks send each matrix to its owner, except its own piece, and get their pieces back."""
+    """Each owner gets the parts of its matrix that it lacks, and sends the other ranks their pieces."""
     plan, ranks = planned(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):

@@ -110,7 +110,7 @@ def predicted_names(cell: Mapping[str, Any]) -> list[str]:
 def spoilers(notebook: Mapping[str, Any], answers: Answers, page: str | None = None) -> list[Problem]:
     """The places where an unrun notebook, or its page, answers a prediction too early.
 
-    A pattern that no later cell tagged ``answer`` matches is also a problem, as is a prediction without one.
+    Each prediction must have a pattern, and a later cell tagged ``answer`` must match it.
     """
     cells = notebook["cells"]
     places = [place for place, cell in enumerate(cells) if has(cell, "predict")]

@@ -28,7 +28,6 @@ from ..oracle import (
     UNEVEN,
     Case,
     Ranks,
-    assert_own_parts,
     give_gradients,
     one_rank,
     own_part,
@@ -103,10 +102,6 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """Every matrix is gathered if its aspect is below the minimum aspect."""
-    ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
-    ranks.steps(whole_gradients(UNEVEN))
-    assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)
     ranks = seated(DP2_TP2, SMALL, UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     rank = ranks.places[0]
@@ -206,12 +201,11 @@ def test_the_predicted_peak_is_that_of_a_real_step() -> None:
     assert peaks[0] == peaks[1] > plan_memory(step.plan, step.at).whole > 0
 
 
-def test_its_fingerprint_tells_it_from_layerwise_and_options_apart() -> None:
+def test_its_fingerprint_tells_it_from_layerwise() -> None:
     def lines(plan: Any) -> list[str]:
         return fingerprint(plan)[1:]
 
     assert lines(gram([WIDE], DP2_TP2)) != lines(layerwise([WIDE], DP2_TP2))
-    assert lines(gram([WIDE], DP2_TP2, least_aspect=7.0)) != lines(gram([WIDE], DP2_TP2))
 
 
 def test_recipes_without_a_gram_form_are_refused_at_construction_where_a_matrix_stays_cut() -> None:
@@ -227,9 +221,7 @@ def test_recipes_without_a_gram_form_are_refused_at_construction_where_a_matrix_
     seated(Grid.of(dp=2), SMALL, UNEVEN, orthogonalize="turbo")  # nothing is cut
 
 
-def test_odd_options_and_axes_are_refused() -> None:
-    with pytest.raises(StrategyError, match="least_aspect above 0; got 0"):
-        gram([WIDE], DP2_TP2, least_aspect=0)
+def test_odd_axes_are_refused() -> None:
     with pytest.raises(StrategyError, match="is sharded along 'fsdp'"):
         gram([replace(WIDE, cuts=(("fsdp", Shard(0)),))], Grid.of(fsdp=2))
 

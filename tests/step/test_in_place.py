@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from muon_tutorial import STRATEGIES, Grid, Matrix, Plan, Shard, zeropower_via_n
 from muon_tutorial.engine.collective import Collective
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.worlds.shadow import walk_alone
 
 from ..oracle import UNEVEN, Ranks, assert_own_parts, seated, single_process, whole_gradients
@@ -145,12 +143,3 @@ def test_zero1_holds_the_flat_gradient_and_its_slice(dp: int) -> None:
     slice_ = 4 * ELEMENTS // dp
     for rank in range(dp):
         assert peak(plan, rank) <= 4 * ELEMENTS + slice_ + newton_schulz_buffers(64, 128)
-
-
-@pytest.mark.parametrize("build", [STRATEGIES["zero1"], STRATEGIES["replicated"]])
-def test_a_tp_gather_a_matrix_holds_one_whole_matrix_and_a_gather_a_bucket_all(build: Builder) -> None:
-    cut = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in UNCUT]
-    apart, together = (
-        peak(partial(build, tp_gather=by)(cut, Grid.of(tp=4)), 0) for by in ("matrix", "bucket")
-    )
-    assert together - apart >= WIRE * ELEMENTS // 2

@@ -166,7 +166,7 @@ class Exercise:
         return [keep(dict(zip(self.keeps, answers, strict=True)))]
 
     def _hint(self, found: Diagnosis) -> str:
-        """The next hint for this mistake, or for the exercise if it has none. The last hint repeats."""
+        """The mistake's next hint; without one, the exercise's next hint. The last hint repeats."""
         hints = found.hints or tuple(self.hints)
         # each mistake with its own hints has a count; all others share the count of ()
         self.made[found.hints] = tries = self.made.get(found.hints, 0) + 1

@@ -1,7 +1,7 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
 All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
-TCP counters of this process. If only the ranks use a network interface, its counter is a third way. Seconds
+TCP counters of this process. A network interface that only the ranks use counts them a third way. Seconds
 are measured for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's
 collectives alone, repeated without computation in between.
 """

@@ -82,7 +82,7 @@ def start(number: int, folder: Path, words: Sequence[str]) -> Started:
 
 
 def _heed_signals() -> None:
-    """Reset signals, because a campaign in a shell may ignore SIGINT or SIGHUP, and its children with it."""
+    """Reset signals: a campaign in a shell may ignore SIGINT or SIGHUP, and children would inherit this."""
     for number in SENT:
         signal.signal(number, signal.SIG_DFL)
 
