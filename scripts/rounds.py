@@ -40,7 +40,6 @@ from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.worlds.shadow import walk_alone
 from scripts.files import made
-from scripts.lab.benchmarks.turns import slowest
 from scripts.result_files import command_line, machine_facts, markdown, result_parser, say, write_results
 
 OPENING = (
@@ -64,12 +63,12 @@ REAL_NOTES = (
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
     "of their own, and matrices are small, so that messages cost little. *a round*: one matrix per owner, as "
-    "if every matrix were larger than the limit, or as many as the default limit allows. Messages are "
-    "real. *best*: the fair share of the sleep, or the longest one; for equal matrices, as many as the "
-    "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
-    "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
-    "step held besides parameters, gradients and momentum, measured without sleep, and predicted by the same "
-    "step on tensors without data.",
+    "if every matrix were larger than the limit, or as many as the default limit allows. Messages are real. "
+    "*seconds*: from when the last rank begins until the last rank ends. *best*: the fair share of the "
+    "sleep, or the longest one; for equal matrices, as many as the busiest rank must have. *without sleep*: "
+    "seconds of the same step if no matrix sleeps, which is what messages and Python take, with all ranks on "
+    "this machine's cores. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
+    "momentum, measured without sleep, and predicted by the same step on tensors without data.",
 )
 
 
@@ -129,26 +128,39 @@ def cases(ranks: Sequence[int]) -> list[SleepCase]:
 def run_case(case: SleepCase) -> list[SleepStep]:
     """The fastest of several steps of every strategy on real ranks, and the memory of one more step."""
     rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
-    worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
-    return [
-        SleepStep(case, name, seconds, int(peak), int(predicted), without)
-        for name, (seconds, peak, predicted, without) in zip(SHARED, worst, strict=True)
-    ]
+    found = []
+    for name, its in zip(SHARED, zip(*rows, strict=True), strict=True):
+        awake, asleep, peaks, predicted = zip(*its, strict=True)
+        seconds, without = fastest(asleep), fastest(awake)
+        found.append(SleepStep(case, name, seconds, max(peaks), max(predicted), without))
+    return found
 
 
-def _steps(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
-    mesh, found = build_mesh({"dp": case.ranks}), list[tuple[float, ...]]()
+def fastest(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """Seconds of the fastest step, from when its last rank begins until its last rank ends.
+
+    ``ranks``: for each rank, when its steps began and ended. Ranks of one machine share its clock.
+
+    >>> fastest([[(0.0, 2.0), (5.0, 6.0)], [(1.0, 3.5), (5.5, 6.5)]])
+    1.0
+    """
+    steps = [tuple(zip(*spans, strict=True)) for spans in zip(*ranks, strict=True)]
+    return min(max(ends) - max(begins) for begins, ends in steps)
+
+
+def _steps(rank: int, case: SleepCase) -> list[tuple[Any, Any, int, int]]:
+    mesh, found = build_mesh({"dp": case.ranks}), []
     for builder in SHARED.values():
         builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
         muon = _muon(case.shapes, strategy=builder, mesh=mesh)
         assert muon.plan is not None
         with _naps(replace(case, seconds=0.0)):
-            without = _fastest(muon, 4)
+            awake = _timed(muon, 4)
             _give_gradients(muon)
             with PeakMemory() as seen:
                 muon.step()
         with _naps(case):
-            found.append((_fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without))
+            found.append((awake, _timed(muon, 2), seen.peak, _predicted(muon.plan, rank)))
     return found
 
 
@@ -172,36 +184,36 @@ def _give_gradients(muon: Muon) -> None:
         param.grad = torch.ones_like(param)
 
 
-def _fastest(muon: Muon, times: int) -> float:
-    """Seconds of the fastest of some steps, from when all ranks are ready until all have finished."""
-    seconds = []
+def _timed(muon: Muon, times: int) -> list[tuple[float, float]]:
+    """When each of some steps began and ended on this rank. All ranks begin together."""
+    spans = []
     for _ in range(times):
         _give_gradients(muon)
         dist.barrier()
-        start = time.perf_counter()
+        begin = time.monotonic()
         muon.step()
-        dist.barrier()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        spans.append((begin, time.monotonic()))
+    return spans
 
 
 def real_table(command: str, orthogonalize: str) -> Table:
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
-            seconds = slowest(launch(_real, ranks, args=(ranks, shapes, orthogonalize), timeout=600))
+            spans = launch(_real, ranks, args=(ranks, shapes, orthogonalize), timeout=600)
+            seconds = [fastest(its) for its in zip(*spans, strict=True)]
             for way, its in zip(REAL, seconds, strict=True):
                 row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
                 rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
     return Table("Real work", tuple(rows), command, REAL_NOTES)
 
 
-def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]], orthogonalize: str) -> list[float]:
+def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]], orthogonalize: str) -> list[Any]:
     torch.set_num_threads(1)
     mesh = build_mesh({"dp": ranks})
     muon = partial(_muon, orthogonalize=orthogonalize)
     ways = [muon(shapes[rank::ranks]), *(muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
-    return [_fastest(muon, 3) for muon in ways]
+    return [_timed(muon, 3) for muon in ways]
 
 
 def _predicted(plan: Plan, rank: int) -> int:
