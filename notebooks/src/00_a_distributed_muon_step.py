@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* none, this is the first.
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Kimi K2, section 2.1](https://arxiv.org/abs/2507.20534)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* set `dp = 3` in the parameters below and run all cells again. Any dp and tp will do if your machine
 # can start dp × tp processes.

@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [00 · What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
 # - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Muon](https://kellerjordan.github.io/posts/muon/)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # Of the parameters below, this lesson uses `steps` (of training, before we look), `seed` and `widgets`.
 #

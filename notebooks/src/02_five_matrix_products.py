@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [The Polar Express](https://arxiv.org/abs/2505.16932)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # Of the parameters below, this lesson uses `steps`, here those of Newton–Schulz (Muon takes five), and `widgets`.
 #

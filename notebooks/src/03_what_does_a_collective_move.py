@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [The ring, piece by piece](https://andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* only the product of dp and tp counts here: it is the number of ranks. At least two.
 #

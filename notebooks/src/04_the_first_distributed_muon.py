@@ -32,9 +32,9 @@ lesson.hero()
 # - *Previous:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 04` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Longest first](https://doi.org/10.1137/0117039)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 04` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any dp. This lesson does not use tp.
 #

@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [ZeRO](https://arxiv.org/abs/1910.02054)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp hold.
 #

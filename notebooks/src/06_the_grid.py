@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Next:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Megatron-LM, appendix B.1](https://arxiv.org/abs/1909.08053)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any.
 #

@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [When dp or tp pays off](https://jax-ml.github.io/scaling-book/training)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any.
 #

@@ -32,9 +32,9 @@ lesson.hero()
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #

@@ -32,9 +32,9 @@ lesson.hero()
 # - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Muon is Scalable, section 2.3](https://arxiv.org/abs/2502.16982)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #

@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Sharded matrices](https://jax-ml.github.io/scaling-book/sharding)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #

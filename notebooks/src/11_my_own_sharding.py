@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [PyTorch FSDP](https://arxiv.org/abs/2304.11277)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any dp and tp of two or more in all; the more ranks, the emptier the shards.
 #

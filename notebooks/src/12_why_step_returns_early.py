@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Next:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [PyTorch Distributed](https://arxiv.org/abs/2006.15704)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* any dp and tp that are not both 1.
 #

@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Next:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Fantastic Pretraining Optimizers](https://arxiv.org/abs/2509.02046)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* dp can be 2, 3, 4, 6 or 8; tp 1, 2 or 4.
 #

@@ -30,9 +30,9 @@ lesson.hero()
 # - *Previous:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Dion's issue 96](https://github.com/microsoft/dion/issues/96)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number

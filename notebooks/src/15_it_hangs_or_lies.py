@@ -31,9 +31,10 @@ lesson.hero()
 # - *Previous:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [OPT-175B's
+#   logbook](https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # *Other grids:* dp of 2 or more; tp can be 2, 4, 8 or 16.
 #

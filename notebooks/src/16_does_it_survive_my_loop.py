@@ -31,9 +31,9 @@ lesson.hero()
 # - *Previous:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Next:* none, this is the last.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. It has
-#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
-#   go on.
+# - *Read on:* [Llama 3, section 3.3.4](https://arxiv.org/abs/2407.21783)
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. Colab
+#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
 # </details>
 

@@ -51,6 +51,13 @@ def test_what_the_series_decides_stands_where_it_belongs() -> None:
     assert stale == [], "run scripts/series.py, and build the notebooks whose texts change"
 
 
+def test_the_page_about_reading_says_why_to_read_what_a_lesson_names(lesson: series.Lesson) -> None:
+    page = (FOLDER.parent / "docs" / "reading.md").read_text(encoding="utf-8")
+    [item] = re.findall(rf"^- \*\*{lesson.number}\.\*\*.*?(?=^- |\Z)", page, re.MULTILINE | re.DOTALL)
+    [address] = re.findall(r"\((https://\S+)\)$", series.READING[lesson.number])
+    assert f"({address})" in item
+
+
 def test_its_heading_its_minutes_and_its_needs_are_the_seriess(lesson: series.Lesson, opening: str) -> None:
     [minutes] = re.findall(r"\*\*([\w-]+) minutes?\.\*\*", opening)
     assert opening.startswith(f"# {lesson.name}\n")

@@ -97,6 +97,28 @@ LESSONS = tuple(
     for stem, package, minutes, optional, after, title in rows(_LESSONS)
 )
 
+_READING = """\
+00 | Kimi K2, section 2.1 | arxiv.org/abs/2507.20534
+01 | Muon | kellerjordan.github.io/posts/muon/
+02 | The Polar Express | arxiv.org/abs/2505.16932
+03 | The ring, piece by piece | andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/
+04 | Longest first | doi.org/10.1137/0117039
+05 | ZeRO | arxiv.org/abs/1910.02054
+06 | Megatron-LM, appendix B.1 | arxiv.org/abs/1909.08053
+07 | When dp or tp pays off | jax-ml.github.io/scaling-book/training
+08 | DeepSpeed's issue 8437 | github.com/deepspeedai/DeepSpeed/issues/8437
+09 | Muon is Scalable, section 2.3 | arxiv.org/abs/2502.16982
+10 | Sharded matrices | jax-ml.github.io/scaling-book/sharding
+11 | PyTorch FSDP | arxiv.org/abs/2304.11277
+12 | PyTorch Distributed | arxiv.org/abs/2006.15704
+13 | Fantastic Pretraining Optimizers | arxiv.org/abs/2509.02046
+14 | Dion's issue 96 | github.com/microsoft/dion/issues/96
+15 | OPT-175B's logbook | github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles
+16 | Llama 3, section 3.3.4 | arxiv.org/abs/2407.21783
+"""
+READING = {number: f"[{name}](https://{address})" for number, name, address in rows(_READING)}
+"""What to read after each lesson, by its number. ``docs/reading.md`` says why, and names more."""
+
 PATHS = (
     CoursePath(
         "Ninety minutes",
@@ -185,10 +207,8 @@ def navigation(of: Lesson) -> str:
     """The list in a lesson's opening cell: the lessons before and after it, and how to open it elsewhere."""
     links = hosted_links(of)
     here = f"[open this lesson]({links['Colab']}), or " if links else ""
-    colab = (
-        f"{here}upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
-        f"It has nothing to install. {_KEEP}"
-    )
+    copy = f"upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes."
+    colab = f"{here}{copy} {_KEEP}"
     others = [f"*In {host}:* [open this lesson]({to})" for host, to in links.items() if host != "Colab"]
     return _navigation(of, "[glossary](GLOSSARY.md)", colab, *others)
 
@@ -208,6 +228,7 @@ def _navigation(of: Lesson, words: str, colab: str, *others: str) -> str:
         f"*Previous:* {link(before) if before else 'none, this is the first.'}",
         f"*Next:* {link(after) if after else 'none, this is the last.'}",
         f"*Words and symbols:* {words}",
+        f"*Read on:* {READING[of.number]}",
         f"*In Colab:* {colab}",
         *others,
     )
