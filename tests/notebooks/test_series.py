@@ -106,7 +106,7 @@ def test_without_a_repository_no_text_has_a_link_that_opens_a_lesson_elsewhere(
     monkeypatch.setattr(series, "REPOSITORY", "")
     for each in series.LESSONS:
         assert series.hosted_links(each) == {}
-        assert "://" not in series.navigation(each)
+        assert "open this lesson" not in series.navigation(each)
         assert "*In Binder:*" not in series.navigation(each)
     assert setup() == SETUP
 
