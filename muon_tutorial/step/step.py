@@ -180,7 +180,7 @@ class PlanStep:
         assert self.present is not None
         present, readied, scale = self.present, self.readied, self.scale
         rounds = (
-            (step_bucket(it, present, readied.pop(it.plan.index, None), scale) for it in its)
+            [step_bucket(it, present, readied.pop(it.plan.index, None), scale) for it in its]
             for _, its in groupby(self.buckets, lambda it: it.plan.round)
         )
         yield from pipeline(map(abreast, rounds), self.window)
