@@ -1,8 +1,8 @@
 """The command line: parses the arguments, calls one function and prints the result.
 
 An error is printed in one line. The exit code is 0 if the command succeeded or the run reached its time
-limit, 1 if a run or its check failed, and 2 if the input was bad. If signal N ended the run, it is 128 + N
-(130 after Ctrl-C, 143 after SIGTERM), whether or not the run has saved.
+limit, 1 if a run or its check failed, and 2 if the input was bad. If signal N ended the run, the code is
+128 + N (130 after Ctrl-C, 143 after SIGTERM), even if the run has saved.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
     │   ├── CheckpointError     a checkpoint that cannot be written or read, or does not fit
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
-    │   └── NotFiniteError      they hold NaN or infinity, or would once they are summed
+    │   └── NotFiniteError      they hold NaN or infinity, or their sum would
     ├── TrainingError           a training run whose loss is no longer finite
     ├── RequestError            ranks asked for collectives that cannot be answered
     │   ├── MismatchError       members of one group asked, or would step, differently
@@ -81,7 +81,7 @@ class GradientError(TutorialError, RuntimeError):
 
 
 class NotFiniteError(GradientError):
-    """Gradients hold NaN or infinity, or would once the step has summed them."""
+    """Gradients hold NaN or infinity, or their sum over ranks would."""
 
 
 class TrainingError(TutorialError, RuntimeError):
@@ -93,7 +93,7 @@ class RequestError(TutorialError, RuntimeError):
 
 
 class MismatchError(RequestError):
-    """Members of one group asked for different collectives, or would step with other hyperparameters."""
+    """Members of one group asked for different collectives, or would step with different hyperparameters."""
 
 
 class PlanMismatchError(MismatchError):

@@ -55,7 +55,7 @@ BARE_WORK = (
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """Say, after ``where``, what is wrong with an answer of ``gather_fn``; empty if it is right."""
+    """Say what is wrong with an answer of ``gather_fn``, beginning with ``where``; empty if it is right."""
     if answer is BARE_WORK:
         return f"{where} {BARE_WORK}"
     if global_rank() != owner:

@@ -24,7 +24,7 @@ class DistributedConfig:
             on all other ranks.
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor`` gets the plain update in bfloat16 on
             ``src_rank``, and None on all other ranks. It returns this rank's part of the update.
-        state: whatever the functions need. Each call gets a fresh copy that also contains ``param_idx``,
+        state: what the functions need. Each call gets a fresh copy that also contains ``param_idx``,
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
             ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
             the process group of the ranks that share parameters. By default, all ranks share parameters.
@@ -32,7 +32,7 @@ class DistributedConfig:
             stepped one after the other.
         prefetch_count: how many parameters (or buckets of parameters) are gathered ahead.
         helper: set if ``create_…_config`` made this config. The optimizer then runs the helper's plan instead
-            of gather and redistribute, unless you have replaced one of the two.
+            of ``gather_fn`` and ``redistribute_fn``, unless you have replaced one of these functions.
 
     ``gather_fn`` and ``redistribute_fn`` may also return a handle whose ``wait()`` returns the tensor. A
     returned tensor is copied at once, but a handle's buffer must not change until the step ends. Ranks that
@@ -59,6 +59,6 @@ class DistributedConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether gather and redistribute are a helper's, so that the helper's plan may replace them."""
+        """Whether gather and redistribute are a helper's functions, which its plan may replace."""
         own = self.helper
         return own is not None and own.gather == self.gather_fn and own.redistribute == self.redistribute_fn

@@ -41,7 +41,7 @@ class HelperFunctions:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So the
-        work on an earlier mesh counts only if all ranks of this mesh were on that mesh, and know its owners.
+        work on an earlier mesh counts only if that mesh has all ranks of this mesh: they know its owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

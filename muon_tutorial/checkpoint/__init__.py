@@ -1,4 +1,4 @@
-"""Checkpoints that any strategy can load on any grid, whichever strategy and grid saved them.
+"""Checkpoints that one strategy saves on one grid, and any strategy can load on any grid.
 
 The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
 tensor is saved at its full size, cut into the boxes that ranks held. A load may cut the tensor differently,

@@ -122,7 +122,7 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
 
 
 def put_aside(target: Path, save_id: str) -> Path:
-    """Rename a folder that has a checkpoint's name, but is damaged or no checkpoint. It is not deleted."""
+    """Rename a damaged checkpoint, or another folder with a checkpoint's name. It is not deleted."""
     aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
     os.rename(target, aside)
     return aside
@@ -145,7 +145,7 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """The path of an old checkpoint whose saver renamed it, but died before it moved the new one there."""
+    """The path of an old checkpoint, if a saver renamed it and died before a new one took its place."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -169,7 +169,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint. It is renamed first, so that no reader takes half of it for a checkpoint."""
+    """Remove a checkpoint. It is renamed first, so that no reader finds half a checkpoint."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -48,7 +48,7 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep. They are the one saved last, and the newest ones of earlier steps.
+        keep: how many checkpoints to keep: the checkpoint saved last, and the newest of earlier steps.
             Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
@@ -84,7 +84,7 @@ class CheckpointManager:
             wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
                 training may go on, and a thread saves the copy. At most one such save is in progress:
                 the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
-                process group, or a function given to ``launch()``, ends.
+                process group ends, or a function given to ``launch()`` returns.
 
         Returns:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
@@ -152,8 +152,8 @@ class CheckpointManager:
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest checkpoint that has no damaged byte. Does not communicate.
 
-        Newer checkpoints, which are damaged, are renamed to ``damaged-…``, because a resumed run will save
-        under their names again; ``say`` gets the reason. Only the process that will save here may call this.
+        Damaged checkpoints that are found before it are renamed to ``damaged-…``, because a resumed run will
+        save under their names; ``say`` gets the reason. Only the process that will save here may call this.
         """
         for step in self._newest_first():
             damage = damage_of(self._path(step))

@@ -48,7 +48,7 @@ class Meeting:
     def agree(
         self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
     ) -> tuple[K, A]:
-        """Call ``make`` on every rank and ``decide`` on rank 0; return what this rank keeps, and its answer.
+        """Call ``make`` on every rank and ``decide`` on rank 0; return this rank's value and rank 0's answer.
 
         All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
         keeps, and its part for rank 0. When rank 0 has all parts, ``decide`` gets them and returns an answer

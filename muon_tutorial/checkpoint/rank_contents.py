@@ -197,7 +197,7 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
 
 
 def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxes]]:
-    """For each parameter of a plan, the boxes that this rank holds of it and of its momentum."""
+    """Yield each planned parameter, with this rank's boxes of the parameter and of its momentum."""
     for shard in step.momentum_shards.values():
         matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape

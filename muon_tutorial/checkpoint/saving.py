@@ -43,11 +43,11 @@ def save_checkpoint(
     saved.
 
     The folder is written as a draft and moved into place when it is complete. So the path always holds the
-    new checkpoint or the previous content, even after a kill, and you can call this again.
+    new checkpoint or the previous content, even after a kill. You can then call this again.
 
     Args:
-        extra: what rank 0 saves in addition, and ``load_checkpoint`` returns: numbers, text, tensors, and
-            dicts, lists and tuples of these, such as a step or a scheduler's ``state_dict()``.
+        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. They are
+            numbers, text, tensors, and dicts, lists and tuples of these. ``load_checkpoint`` returns them.
         rename: a function from the model's name of a parameter to the name under which it is saved. It is
             needed if ranks have different parameters with equal names (experts, pipeline stages).
         existing: what to do with a folder that is not empty. ``"refuse"`` it, or ``"replace"`` a checkpoint.

@@ -105,7 +105,7 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 
 def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Of a tensor that all ranks hold, keep this rank's slice, or everything, or nothing, as ``hop`` says."""
+    """Keep this rank's slice of a tensor that all ranks hold, or all of it, or nothing, as ``hop`` says."""
     if isinstance(hop.dst, Owned):
         return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
     return x[hop.pieces(at).mine.slices] if isinstance(hop.dst, Shard) else x
@@ -171,7 +171,7 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """Sum into slices of any length: reduce each slice that is not empty to its position."""
+    """Sum into slices of any length: each slice that is not empty is reduced to its position."""
     mine = x.new_empty(0, dtype=dtype)
     for root, box in pieces.uneven.items():
         receive = box.numel if box == pieces.mine else 0

@@ -89,7 +89,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries. Its phase is the phase of all entries, or empty if their phases differ."""
+    """The sum of entries. Its phase is the phase that all entries have, or empty if phases differ."""
     found = list(entries)
     sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
     phases = {entry.phase for entry in found}

@@ -29,7 +29,7 @@ class Held:
     The first three stay between steps. The others exist only while a bucket is processed; their values are
     for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
     not packed). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives over
-    tp and holds together. That is one matrix, or the sum of the bucket's Gram matrices.
+    tp and holds at the same time. That is one matrix, or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -97,7 +97,7 @@ class PeakMemory(CountingMode):
         return result
 
     def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Count the storages of an operation's result, except storages of its arguments."""
+        """Count the new storages in an operation's result: those that no argument has."""
         known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)

@@ -1,8 +1,8 @@
 """Bytes that a rank sends and receives when a collective runs as a ring (NCCL's usual algorithm).
 
 Knows only sizes and positions. gather, scatter and all_to_all are counted point to point, as NCCL runs them.
-broadcast is counted as a chain that starts at the root and ends at the rank before it: every rank except the
-last sends the tensor. reduce is counted as a chain from the rank after the root to the root itself.
+broadcast is counted as a chain from the root to the rank before the root: every rank except the last
+sends the tensor. reduce is counted as a chain from the rank after the root to the root itself.
 ``gloo_bytes`` counts what Gloo really sends.
 """
 

@@ -56,7 +56,7 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Raise ``UsageError`` if a hyperparameter is not a finite number, or is negative or not whole.
+    """Raise ``UsageError`` if a value is not a finite number, a rate is negative, or ``ns_steps`` not whole.
 
     The message names the hyperparameter and its group.
     """

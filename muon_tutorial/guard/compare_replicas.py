@@ -186,9 +186,9 @@ def broadcast_parameters(
 ) -> None:
     """Make all ranks' copies of a parameter equal to the first rank's, as DDP does. All ranks must call it.
 
-    Only parameters that differ are sent. Three kinds are skipped: parameters on the meta device, parameters
-    without names, which cannot be matched across ranks, and plain parameters among DTensors, which may be
-    each rank's own.
+    Only parameters that differ are sent. Three kinds are skipped: parameters on the meta device; parameters
+    without names, because ranks cannot match them; and plain parameters among DTensors, because each rank
+    may have its own.
 
     Raises:
         MismatchError: the parameters' names have another order on other ranks. All ranks raise it, and
@@ -319,7 +319,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Most pieces have equal shapes, so ranks with other pieces may show which of two copies is right.
+        # Other pieces mostly look the same, so their ranks may show which copy of this piece is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

@@ -49,7 +49,7 @@ def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
-    """Write a parameter's shape or, if it may be a piece of a parameter, only its number of dimensions."""
+    """Write a tensor's shape or, if ranks may hold different pieces of it, only its number of dimensions."""
     whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
     shape = tuple(param.shape) if whole or isinstance(param, DTensor) else param.ndim
     return f"{shape}" if dtype is None else f"{dtype} {shape}"

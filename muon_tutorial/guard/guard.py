@@ -285,7 +285,7 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on no rank. The old steps compare this first, because
+        Parameters must have changed on all ranks or on no rank. The old steps check this first, because
         making new steps sends messages, which a rank without changes would not answer.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
@@ -448,7 +448,7 @@ class NoGuard(Guard):
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """Return the steps to run, even if a host has changed the parameters since they were made."""
+        """Return the steps to run, even if a host has changed the parameters since steps were made."""
         if error is not None:
             raise error
         self.hooks.finish()

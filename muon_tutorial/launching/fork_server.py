@@ -58,7 +58,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 # Importing torch's compiler creates its cache folder, so the server names a folder that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
 # Ranks are likely to need these modules (torch's optimizers import some), and importing them takes seconds.
-# The idle server imports one after the other, so that the first launch does not wait for them.
+# The idle server imports them one after the other, so that the first launch does not wait for them.
 _LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -94,7 +94,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._control.close)
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
-        """Ask for one rank for each of `ends`; return the socket over which the server reports on them."""
+        """Ask for one rank for each of `ends`; return the socket over which the server reports on ranks."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -208,7 +208,7 @@ class ForkedRanks:
 
 
 class _Family:
-    """The ranks of one launch, as the server sees them; ``line`` is its socket to the launching process."""
+    """The ranks of one launch, as the server sees them; ``line`` is the socket to the launching process."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line

@@ -46,7 +46,7 @@ def unpack_error(data: bytes | None) -> BaseException | None:
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Map the file names that tracebacks show for code without a file, such as cells, to the code's lines."""
+    """Return the lines of code without a file, such as cells, by the file name that tracebacks show."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())

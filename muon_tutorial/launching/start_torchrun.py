@@ -31,7 +31,7 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 TRAIN = ("distributed_muon.py", "muon_tutorial")
-"""Programs whose ranks treat SIGTERM like SIGINT. Others may save only at a ``KeyboardInterrupt``."""
+"""Programs whose ranks treat SIGTERM like SIGINT. Other ranks may save only at a ``KeyboardInterrupt``."""
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
@@ -97,7 +97,7 @@ def run_agent(words: Sequence[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
     handled, script = getattr(options, "signals_to_handle", ""), Path(options.training_script).name
-    if "SIGINT" in handled and script in TRAIN:  # SIGINT makes a Python that is starting print a traceback
+    if "SIGINT" in handled and script in TRAIN:  # at SIGINT, a starting Python prints a traceback
         options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
         signal.signal(signal.SIGINT, interrupt)
     try:

@@ -26,7 +26,7 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
     """Check that a timeout is a positive number of seconds that torch can hold.
 
     Raises:
-        UsageError: it is not; `what` names it.
+        UsageError: it is not; the message calls the timeout `what`.
     """
     seconds = float(timeout) if isinstance(timeout, Real) else math.nan
     if not 0 < seconds <= _LONGEST:  # also refuses NaN

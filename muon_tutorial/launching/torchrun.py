@@ -105,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job, which then still has one of their agents.
+    """Return whether ranks with these names belonged to this job: whether it still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -231,7 +231,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error if the agent does not listen. Otherwise the store's client would try for a long time."""
+    """Raise an error if the agent does not listen, because the store's client would try for a long time."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, but perhaps not yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

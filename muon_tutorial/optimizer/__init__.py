@@ -8,7 +8,7 @@
 ``make_steps``         makes an optimizer's steps, one for each mesh that its parameters lie on
 ``config_steps``       makes the steps of an optimizer with a ``DistributedConfig``
 ``load_state``         prepares a saved state for loading: matches parameters by name, completes groups
-``other_packages``     converts the momentum that other packages have saved, and back
+``other_packages``     converts momentum from and to the formats of other packages
 ``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``
 ``pair_state``         shows the states and the groups of two optimizers as one
 ``audit``              records an optimizer's steps; ``update_verdict`` judges the recorded updates

@@ -364,7 +364,7 @@ def _momentum(
 
 
 def _followed(before: _Held) -> Tensor:
-    """Compute the momentum, which the optimizer's state does not hold, from the gradients seen so far."""
+    """Compute the momentum from the gradients seen so far, because the optimizer's state does not hold it."""
     rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
     return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
 

@@ -25,7 +25,7 @@ GROUP_BY_GROUP = re.compile(
 """Attention classes that fuse by groups: all q that share a k and a v, then that k, then that v."""
 
 KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.", "litgpt.")
-"""In these libraries, layers named like ``qkv`` hold q, k and v in this order, except ``GROUP_BY_GROUP``."""
+"""Libraries whose layers named like ``qkv`` hold q, then k, then v, except in ``GROUP_BY_GROUP`` classes."""
 
 ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
 """Expert classes whose gate and up alternate line by line."""

@@ -82,7 +82,7 @@ class Muon(torch.optim.Optimizer):
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: each time this many steps are done, ranks compare hashes of their copies of parameters
-            and state, over every axis of the mesh. None means that only the first step does so.
+            and state, over every axis of the mesh. With None, they do so only in the first step.
         guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
             step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
             own messages.
@@ -289,7 +289,7 @@ class Muon(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state in the form of torch's optimizers, without communication.
 
-        If a parameter is a DTensor, so is its momentum, and ``torch.distributed.checkpoint`` saves it whole.
+        A DTensor's momentum is a DTensor, too, so ``torch.distributed.checkpoint`` saves it whole.
         With ``zero1`` each rank has only a slice of each momentum; the first call warns of that.
         """
         self.guard.warn_of_slices()

@@ -79,7 +79,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """The model's parameters that are, or once were, in a group."""
 
     _told: Set[str] = frozenset()
-    """The names of parameters that a warning about unstepped parameters has listed."""
+    """Names of unstepped parameters that a warning has already listed."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -395,7 +395,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             after(self)
 
     def _taken_apart(self, state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Split a state that numbers all parameters into the states of the two optimizers."""
+        """Return the states of the two optimizers, from a state that numbers all parameters together."""
         if not {"state", "param_groups"} <= set(state_dict):
             raise UsageError(
                 f"a state of MuonWithAdamW has the keys 'state' and 'param_groups', got {sorted(state_dict)}"
@@ -418,7 +418,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
-    """Return AdamW's groups: a single one, or a second one for vectors if ``decay_vectors`` is False."""
+    """Return AdamW's groups: one group, and a second for vectors if ``decay_vectors`` is False."""
     decaying = [(name, param) for name, param in split.rest if decay_vectors or param.ndim > 1]
     vectors = [(name, param) for name, param in split.rest if not decay_vectors and param.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": vectors, "weight_decay": 0.0}]

@@ -13,7 +13,7 @@ are the choices and their sources:
   (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). It gives Adam the
   convolution kernel of a state-space model, and also its mixer's fused ``in_proj``
   (megatron/core/ssm/mamba_mixer.py). Here ``in_proj`` is a hidden matrix like any other. ``A_log``, ``D`` and
-  ``dt_bias`` are rates and gains, whatever their shape, because they never multiply an input as a matrix.
+  ``dt_bias`` are rates and gains, even as matrices, because they never multiply an input as a matrix.
 - Routers are output heads that choose experts, and opinions on them differ. MuLoCo's torchtitan
   (facebookresearch/MuLoCo, torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does
   an option of Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504). Megatron-LM by default and
@@ -82,7 +82,7 @@ TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
 GAINS = re.compile(
     r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
 )
-"""Names of parameters that scale or shift activations elementwise, whatever their shape."""
+"""Names of parameters that scale or shift activations elementwise. They may have any shape."""
 
 MATRIX_NAMES = re.compile(
     r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE

@@ -89,7 +89,7 @@ class ParameterSplit:
 
     @property
     def left_experts(self) -> int:
-        """How many elements of three-dimensional experts AdamW steps."""
+        """How many elements of three-dimensional experts go to AdamW."""
         return sum(verdict.param.numel() for verdict in self._of("AdamW") if verdict.why == EXPERTS)
 
     @property
@@ -113,7 +113,7 @@ class ParameterSplit:
 
 
 def experts_message(split: ParameterSplit) -> str:
-    """Say how much of the model AdamW steps as stacked experts, and how to give them to Muon."""
+    """Say how many parameters are stacked experts that AdamW steps, and how to give them to Muon."""
     share = _percent(split.left_experts, split.numel)
     return (
         f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "

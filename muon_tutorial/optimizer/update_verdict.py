@@ -26,7 +26,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.single_process import matrices_in
 
 FAR = 0.25
-"""Updates of different recipes are closer than this, because singular values are between 0.7 and 1.2."""
+"""Updates of two recipes are closer to each other than this, because singular values are 0.7 to 1.2."""
 
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
@@ -101,8 +101,8 @@ class Verdict:
     """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
     ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
-    ``is_due`` is False if no update could be expected, because the learning rate was zero, or the momentum
-    and the gradient were.
+    ``is_due`` is False if no update could be expected, because the learning rate was zero, or both the
+    momentum and the gradient were zero.
     """
 
     size: float

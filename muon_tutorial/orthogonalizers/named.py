@@ -41,8 +41,8 @@ MINIMAX: tuple[Polynomial, ...] = (
 The previous polynomials map the singular values into an interval. Of all odd polynomials of its degree, each
 polynomial is the closest to 1 on this interval. Matrices are divided by the Schatten norm, which is smaller
 than the Frobenius norm, so their singular values start higher than with the five stock steps. Degree 9 costs
-one product more than degree 5 (``squares``). It is the last step, because its large coefficients would make
-the Gram form less accurate in an earlier step.
+one product more than degree 5 (``squares``). Degree 9 comes last, because its large coefficients would
+make the Gram form less accurate in an earlier step.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (

@@ -100,7 +100,7 @@ def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, be
 
 
 def _mirror(block: Tensor, spare: Tensor) -> None:
-    """Copy the part of a block above its diagonal to below it; ``spare`` is scratch of the same shape.
+    """Mirror a block's upper triangle into its lower triangle; ``spare`` is scratch of the same shape.
 
     If two matrices only nearly commute, their product is only nearly symmetric, and each iteration on a Gram
     matrix doubles the asymmetry. For singular values k^−2, the largest singular value grew to 1.35 instead of

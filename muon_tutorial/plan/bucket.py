@@ -27,7 +27,7 @@ GRAM_DTYPE = torch.float32
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """The part of a matrix that a rank stores: an interval of the rank's tensor-parallel piece and buffer."""
+    """The part of a matrix that a rank stores: its interval in the rank's piece, and in the rank's buffer."""
 
     entry: BucketEntry
     in_piece: Interval
@@ -91,7 +91,7 @@ class Bucket:
         return layout.length(self.entries, at)
 
     def buffer_slices(self, layout: Layout, at: Coordinate) -> tuple[BufferSlice, ...]:
-        """Return this rank's part of each matrix in its flat buffer under a layout, one slice per entry."""
+        """Return one slice per entry: the matrix's part in this rank's flat buffer under a layout."""
         return tuple(layout.buffer_slices(self.entries, at))
 
     def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
@@ -104,7 +104,7 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """Return the box of the buffer that this rank orthogonalizes for each entry, or None."""
+        """For each entry, return the box of the buffer that this rank orthogonalizes, or None."""
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []

@@ -23,7 +23,7 @@ class Limit:
 
     @classmethod
     def of(cls, in_flight: int, buffers: int) -> Limit:
-        """Return the limit that keeps all rounds in flight together within ``in_flight`` bytes on a rank."""
+        """Return the limit with which a rank holds at most ``in_flight`` bytes of all rounds in flight."""
         each = in_flight // IN_FLIGHT
         return cls(in_flight if buffers == 1 else each, each)
 
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Round:
-    """A round to which jobs are added: the limits for each position, and its bytes and work so far."""
+    """A round to which jobs are added: each position's limits, and its bytes and work so far."""
 
     most_bytes: int
     most_work: int

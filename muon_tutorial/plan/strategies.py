@@ -79,7 +79,7 @@ def replicated(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROU
     With dp alone it does what DDP with ``torch.optim.Muon`` does.
 
     Args:
-        round_bytes: how many gradient bytes all buckets in flight together may have on a rank.
+        round_bytes: how many gradient bytes a rank may hold in all buckets in flight together.
     """
 
     def bucket(run: Sequence[Matrix]) -> Bucket:
@@ -151,7 +151,7 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. If there are
-    several rounds, a round's slices differ in length: each is reduced to its rank, and broadcast.
+    several rounds, a round's slices differ in length: each is reduced to its rank, then broadcast by it.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
@@ -203,8 +203,8 @@ def layerwise(
 ) -> Plan:
     """Each matrix belongs to one dp position, which stores its momentum and runs Newton–Schulz.
 
-    Gradients are reduced to the owners, and the owners send the new parameters to all ranks. Summed over
-    the ranks, these are as many bytes as in ZeRO-1 with AdamW. Matrices are assigned so that the owners have
+    Gradients are reduced to the owners, and the owners send the new parameters to all ranks. All ranks
+    together send as many bytes as in ZeRO-1 with AdamW. Matrices are assigned so that the owners have
     about equal work, beginning with the costliest matrix.
 
     Args:
@@ -317,7 +317,7 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """Write a plan as lines that must be the same on all ranks: for the plan, each bucket and each matrix."""
+    """Return lines that must be the same on all ranks: one for the plan, one per bucket, one per matrix."""
     routes = [_routes_text(bucket) for bucket in plan.buckets]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
@@ -500,7 +500,7 @@ def _stored_in_slices(
 
 
 def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Make a bucket whose owners share updates by an all_reduce. Buffers are zero except for own matrices."""
+    """Make a bucket whose owners all_reduce updates. A rank's buffer is zero outside its own matrices."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)

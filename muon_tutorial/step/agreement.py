@@ -208,7 +208,7 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
-    """Compare a hash of each text. Raise this rank's own error, or an error that says what differs where."""
+    """Compare a hash of each text. Raise this rank's error, or one that says what differs on which rank."""
     row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)

@@ -1,8 +1,8 @@
 """Phase 1 during backward: a bucket's gradients are sent as soon as all of them exist.
 
-Buckets are sent strictly in the plan's reverse order, which is about the order in which backward completes
-them, and over a process group of their own. So all ranks issue the same collectives in the same order,
-whatever the order of their gradients, and whatever else they send. Backward waits for no collective.
+Buckets have their own process group, and are sent strictly in the plan's reverse order, which is about the
+order in which backward completes them. So all ranks issue the same collectives in the same order, even if
+their gradients come in different orders, or they send other data, too. Backward waits for no collective.
 """
 
 from __future__ import annotations

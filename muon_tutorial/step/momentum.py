@@ -70,7 +70,7 @@ def move_momentum(
     scale: Tensor | None,  # []
     is_needed: bool,
 ) -> Tensor | None:  # [numel]
-    """Update one matrix's momentum. If a rank needs its Newton–Schulz input from here, return the input."""
+    """Update one matrix's momentum. Return its Newton–Schulz input if a rank needs the input from here."""
     own = stored_gradient(bucket, matrix, gradient, scale)
     group, stored = matrix.parameter.group, matrix.parameter.momentum
     momentum = stored[matrix.momentum_index]
@@ -109,8 +109,8 @@ class MomentumShard:
 
     If ``flat``, dp cuts the momentum into slices, and the part is a run of elements, with the parameter's
     matrices one after the other. Otherwise the part has the shape of the parameter on this rank. If the
-    parameter is a DTensor, this part is one, too, because ``torch.distributed.checkpoint`` would take a plain
-    tensor for a replica.
+    parameter is a DTensor, the part is a DTensor, too, because ``torch.distributed.checkpoint`` would take a
+    plain tensor for a replica.
     """
 
     parameter: ParameterState

@@ -29,7 +29,7 @@ AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Turn the Newton–Schulz inputs that this rank stores into updates: both flat, or both ``Pieces``.
+    """Turn this rank's stored Newton–Schulz inputs into updates: both flat, or both ``Pieces``.
 
     Updates replace their inputs in ``boxes``, so do not use ``boxes`` afterwards. All ranks of the grid must
     run this. A rank yields ``IDLE`` requests for a matrix on which it does not work.

@@ -90,7 +90,7 @@ class PlanStep:
         )
 
     def fill_state(self) -> None:
-        """Put the momentum that this rank stores into every parameter's state; see ``MomentumShard.fill``."""
+        """Fill each parameter's state with the momentum that this rank stores; see ``MomentumShard.fill``."""
         for shard in self.momentum_shards.values():
             shard.fill(self.at)
 
@@ -112,7 +112,7 @@ class PlanStep:
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns the
+        If ``ready`` has found that out already, ranks compare only their fingerprints. This returns the
         parameters of ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()

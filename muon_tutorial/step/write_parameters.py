@@ -94,7 +94,7 @@ def apply_update(
 
 
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
-    """Send the new parameters that this rank stores to all ranks whose model needs them.
+    """Send new parameters from the ranks that store them to all ranks whose model needs them.
 
     For ``zero1`` the bucket's parameter route is an all_gather over dp. If the route is empty, ``stepped`` is
     None, because the model already has the new parameters. All ranks of the grid must run it.

@@ -58,8 +58,8 @@ class Machine:
     computes on its own GPU. ``gemm``: floating-point operations per second. There is a table for each dtype,
     by the smallest of a product's three sizes. ``copy``: bytes read and written per second, for several
     numbers of bytes. ``operation``: seconds to start an operation; on a GPU, this overlaps with executing
-    earlier operations, and only the part that is longer than the operation's own execution counts. ``turn``:
-    seconds of a request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
+    earlier operations, so only the time beyond the operation's own execution is counted. ``turn``: seconds
+    of a request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
     the processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
     with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
     bytes. ``sources``: where the numbers come from.

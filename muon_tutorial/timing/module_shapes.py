@@ -1,8 +1,8 @@
 """Reads a model's shape from its module. ``split_parameters`` finds the hidden matrices.
 
-Only names and shapes are read, so a module on the meta device is enough. If names and shapes show that a
-weight holds several matrices, they are counted separately, so that a module and its config give the same
-plan; a note names such weights. It does not guess how tensor parallelism would cut.
+Only names and shapes are read, so a module on the meta device is enough. If they show that a weight
+holds several matrices, these matrices are counted separately, so that a module and its config give the same
+plan; a note names such weights. This module does not guess how tensor parallelism would cut.
 """
 
 from __future__ import annotations

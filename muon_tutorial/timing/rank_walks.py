@@ -101,7 +101,7 @@ Trace = tuple[WalkedTurn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket: the trace of each kind of rank, and the kind at each position of its group that is kept.
+    """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
 
     A trace may come from another bucket: ``roots`` maps each root in a trace to this bucket's root. Both
     are positions along dp.
@@ -443,7 +443,7 @@ class RankWalks:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
 
         If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length go
-        onto tapes. Once three of them lie on lines, ``tapes`` gives the sizes of further ones.
+        onto tapes. Once three show linear sizes, ``tapes`` computes the sizes of further walks.
         """
         tape = lines = None
         if self.machine.cores is None and len(bucket.entries) == 1 and 1 < len(slices) < at.size("dp"):
@@ -562,7 +562,7 @@ def _roots(plan: Plan) -> set[int]:
 
 
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
-    """The properties of a matrix, except its workers, that decide what a rank does with it."""
+    """The properties that decide what a rank does with a matrix, without the matrix's workers."""
     matrix = entry.matrix
     return (
         matrix.shape,
@@ -576,7 +576,7 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
 
 
 def _look_of(given: Any) -> Hashable:
-    """The properties of an argument that decide what a function of one matrix does with it."""
+    """The properties of an argument on which a function of one matrix depends."""
     if isinstance(given, Tensor):
         return given.shape, given.stride(), given.dtype
     if isinstance(given, RankMatrix):

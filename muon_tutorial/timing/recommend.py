@@ -314,7 +314,7 @@ def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
 def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtypes) -> int:
     """A rank's bytes for the parameters that AdamW steps. AdamW's state is divided as in ZeRO-1 or FSDP2."""
     mine, elements = stage_layers(shape, sizes["pp"], stage), 0
-    for other in shape.others:  # tp cuts tables by rows; a rank's are rounded up
+    for other in shape.others:  # tp cuts tables by rows; a rank's elements are rounded up
         ways = (sizes["tp"] if isinstance(other.cut, Shard) else 1) * (sizes["ep"] if other.experts else 1)
         elements += sum(layer in mine for layer in other.layers) * -(-other.size // ways)
     state = 2 * 4 + (0 if dtypes.master is None else dtypes.master.itemsize)

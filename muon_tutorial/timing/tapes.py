@@ -107,7 +107,7 @@ class NotedMemory(PeakMemory):
 
 @dataclass(slots=True, eq=False)
 class Lines:
-    """The sizes of all walks that differ only in the first slice's length, if they lie on lines.
+    """The sizes of all walks that differ only in the first slice's length, if sizes are linear in it.
 
     ``tapes``: the first walks. ``slopes``: each size's slope; None until a third walk lies on the lines.
     """
@@ -116,7 +116,7 @@ class Lines:
     slopes: np.ndarray | None = None
 
     def add(self, tape: Tape) -> None:
-        """Add a walk's tape. Once there are three, check whether they lie on lines."""
+        """Add a walk's tape. With the third, check whether all sizes are linear."""
         if any(tape.first == other.first for other in self.tapes):
             return
         self.tapes.append(tape)

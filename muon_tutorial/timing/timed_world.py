@@ -371,7 +371,7 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight. Flights begin in order. Only Gloo's rings run several at once."""
+        """Begin a group's next flight. Flights begin in order. Only Gloo's rings may run together."""
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
@@ -445,7 +445,7 @@ class _Clockwork:
             self._begin(flight)
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
-        """Send a message. Each of the two ranks does half of the work on its bytes. The message waits for
+        """Send a message. Each of the two ranks does half of the work on the bytes. The message waits for
         earlier messages between the same ranks or, on a bus, for all earlier messages."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]

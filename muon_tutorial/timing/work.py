@@ -35,8 +35,8 @@ class Work(CountingMode):
     new tensors, and ``tape`` notes the bytes that operations read and write.
 
     On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
-    the GPU still executes an earlier one. So only the part of ``machine.operation`` that is longer than the
-    execution counts. There, a view or a mark costs nothing.
+    the GPU still executes an earlier one. So only the time by which ``machine.operation`` exceeds the
+    execution is counted. There, a view or a mark costs nothing.
     """
 
     machine: Machine
@@ -75,7 +75,7 @@ class Work(CountingMode):
             self.product += executes
             self._start(executes)
             if self.tape is not None:
-                self.tape.note(object())  # a step equal to no other, so such a walk is not retold
+                self.tape.note(object())  # equals no other step, so no two such tapes match
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))

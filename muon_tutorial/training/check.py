@@ -152,7 +152,7 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 
 def _gram_form(lone: torch.optim.Muon, index: int) -> Muon:
-    """A single-process Muon in the Gram form. It has copies of one of ``lone``'s parameters and its state."""
+    """A single-process Muon in the Gram form, over copies of one parameter of ``lone`` and of its state."""
     theirs = params_of(lone)[index]
     group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
     param = nn.Parameter(theirs.detach().clone())

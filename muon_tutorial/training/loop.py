@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step. Return the seconds of both and, if ``checked``, the check's verdict."""
+    """Average gradients, then step. Return the seconds of both and, if ``checked``, the check's verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
@@ -258,7 +258,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse a text that does not have the hash ``began_with``; None if the checkpoint holds no hash."""
+    """Refuse a text whose hash is not ``began_with``, which is None if the checkpoint holds no hash."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "

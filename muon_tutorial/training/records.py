@@ -98,7 +98,7 @@ class RunResult:
     def step_seconds(self) -> float | None:
         """Median seconds of this launch's steps. The first (a warm-up) does not count if there are others.
 
-        It is None if no step was left to take.
+        The median is None if no step was left to take.
         """
         warm = self.records[1:] or self.records
         return statistics.median_high([record.seconds for record in warm]) if warm else None

@@ -186,7 +186,7 @@ class LiveWorld:
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn on the mesh's first rank of groups whose timeout is longer than the default group's."""
+        """On the mesh's first rank, warn of groups whose timeout is longer than the default group's."""
         usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
             seconds = group_timeout(self.group((axis,)))
@@ -348,7 +348,7 @@ def _call_backend(
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
         received = send  # the backend may overwrite it
-    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # all work in place
+    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
         received.copy_(send)
     match request.kind:
         case "all_gather":

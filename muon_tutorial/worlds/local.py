@@ -171,7 +171,7 @@ class LocalWorld:
         )
 
     def _unanswered(self) -> dict[int, Collective]:
-        """Return the first request of each rank that other members of its group have not made."""
+        """For each rank, return its first request that other members of its group have not made."""
         queues = [(rank, queue) for group in self._queues.values() for rank, queue in group.items() if queue]
         return {rank: queue[0].request for rank, queue in reversed(queues)}
 

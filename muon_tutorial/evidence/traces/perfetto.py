@@ -1,8 +1,7 @@
 """Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
 Each rank becomes a process, and so does each rank's GPU. Above the threads that the profiler saw are our own
-tracks. One shows where the time goes. The others show collectives, on as many tracks as collectives were in
-flight together.
+tracks. One shows where the time goes. The others show collectives, which never overlap within a track.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -79,7 +78,7 @@ def _moved(
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
     """Yield the events. If two complete events of a thread cross, the later one moves to another track.
 
-    Gloo's events cross: each lasts as long as its collective, and its thread may begin another meanwhile.
+    Gloo's events cross: an event lasts as long as its collective, and meanwhile the thread may begin another.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:

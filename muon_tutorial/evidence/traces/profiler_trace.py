@@ -104,7 +104,7 @@ class Trace:
     def collectives(self) -> list[TraceEvent]:
         """The event that executed each collective: its kernel or, without a GPU, the backend's event.
 
-        Gloo's sends and receives are left out, because these events only request them.
+        Gloo's sends and receives are left out, because their events show only the request.
         """
         if kernels := [event for event in self.of("kernel") if event.communicates]:
             return kernels

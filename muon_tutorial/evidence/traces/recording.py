@@ -145,7 +145,7 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """When the backend reported the end of a request, or when the rank continued if there was no report."""
+    """The time at which the backend reported a request's end or, without a report, the rank continued."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
