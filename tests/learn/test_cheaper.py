@@ -94,7 +94,7 @@ def by_all_reduce(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
 STEPS: list[tuple[Any, str]] = [
     (summed, "the sum of all gradients, not their mean"),
     (by_all_reduce, "bytes; "),
-    (unshared, "have other weights than AdamW's"),
+    (unshared, "their weights are not AdamW's"),
     (returns_slice, "Return all weights of the bucket"),
     (keeps_local, "the step broke off"),
     (misspelt, "raised AttributeError"),

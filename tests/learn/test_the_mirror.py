@@ -68,7 +68,7 @@ SHAPES = [
     (lambda flat, meta: flat_of(flat, meta).view(-1), "1 dimension"),
     (lambda flat, meta: flat_of(flat, meta).view(meta.global_shape), "raised RuntimeError"),
     (lambda flat, meta: flat_of(flat, meta).view(meta.shape[::-1]), "this rank's piece is"),
-    (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with entry 0"),
+    (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "its first entry is 0"),
     (lambda flat, meta: None, "give a tensor"),
 ]
 
@@ -205,8 +205,8 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
     silent = [4, 5, 6] + ([1, 2, 7] if dp == 1 else []) + ([3] if tp == 1 else [])
     assert exercise.check(1, silent)
     wrong: list[tuple[Any, Any, str]] = [
-        (2, silent, "Phase 2 only joins what ranks still have: phase 6 lets each keep"),
-        (3, silent, "Phase 3 only joins what ranks still have: phase 5 lets each keep"),
+        (2, silent, "Phase 2 only joins what ranks still have: phase 6 lets each rank keep"),
+        (3, silent, "Phase 3 only joins what ranks still have: phase 5 lets each rank keep"),
         (1, silent[1:], "Phase 4 (Newton–Schulz) sends nothing either"),
         (7, silent, "one phase of the way out, 1, 2 or 3, not 7"),
         ({1: 7}, silent, "one phase of the way out"),

@@ -1,4 +1,4 @@
-"""Lesson 10: the bytes that a rank sends on rings in a step of Muon or AdamW, without gradient flags."""
+"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW. Gradient flags do not count."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
 
 
 Fetched = tuple[int, bool | None]
-"""Bytes that a rank sent for one matrix; whether it then held it whole, or None if it does not work on it."""
+"""Bytes that a rank sent for one matrix; whether the rank then held it whole, or None if it had no work."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:

@@ -67,7 +67,7 @@ class FirstDifference:
 
     @property
     def who(self) -> int | str:
-        """The rank that differs, or the first of them; "all" if all ranks that have the result differ."""
+        """The first rank that differs; "all" if all ranks that have the result differ."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     @property
@@ -155,7 +155,7 @@ class Wait:
 
 
 def waits(run: TrainingRun) -> list[Wait]:
-    """All waits of a run that hangs: pairs of a rank in an open call and a rank that has not made it."""
+    """The waits of a run that hangs: a rank in a call, paired with a rank that has not made that call."""
     found = []
     for rank, report in enumerate(run.reports):
         if report.stuck:
@@ -182,7 +182,7 @@ def say_calls(run: TrainingRun, step: int) -> str:
 
 
 def say_stacks(run: TrainingRun) -> str:
-    """For each rank, the line of the file in which it was when it gave up."""
+    """For each rank, the line of the file that it was running when it gave up waiting."""
     found = [re.findall(r"line (\d+), in (\w+)\n\s+(.*)", report.stack) for report in run.reports]
     return "\n".join(
         f"rank {rank}: " + ("line {}, in {}: {}".format(*stack[-1]) if stack else "returned")

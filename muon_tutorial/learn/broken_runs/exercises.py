@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two limits. Of all losses (of steps and dp positions), one is below the first, one above the second."""
+    """Two limits: of all steps' and dp positions' losses, one is below the first, one above the second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -101,7 +101,7 @@ SPOILERS = {
 HANG_HINTS = (
     "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
     "Compare say_calls(run, step) with the order in take_step, rank by rank, for the first step that stops.",
-    "Now read the file from where the silent rank last made the right call to the call that it left out.",
+    "Now read the file from the silent rank's last right call to the call that it left out.",
 )
 LADDER_HINTS = (
     "Find the first red rung of draw_ladder(run). The rungs after it inherit its mistake.",
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs a rank with ranks of its last call (``of_all``: with all) if ``lacks`` holds."""
+    """A function that pairs a rank with the ranks of its last call, or of all, for which ``lacks`` holds."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -384,7 +384,7 @@ def write_search() -> Exercise:
         ("That is the last one. Return at the first.", lambda run: next(reversed(_wrong(run)), None)),
         ("Compare all matrices of a rung, not only the first.", _of_one_matrix),
     )
-    praise = "Whatever is below it may only have inherited its mistake."
+    praise = "The rungs below it may only have inherited its mistake."
     hints = ("for step, rung in lesson.LADDER: outside, for rank, report in enumerate(run.reports): inside.",)
     return written(first_wrong, cases, *slips, say="{0.name}", hints=hints, praise=praise)
 

@@ -157,7 +157,7 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """``changes``, and one change more: the part of the total that fewer steps save."""
+    """``changes``, and one more change: fewer steps save a part of the total."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
@@ -174,7 +174,7 @@ def _sent(at: Setting) -> Waterfall:
 
 
 def _seconds(at: Setting) -> Waterfall:
-    # what is left without products and copies is the exposed communication
+    # the rest, after products and copies, is exposed communication
     adamw, muon = (one.seconds_at(at.bandwidth) - one.product - one.copy for one in (at.adamw, at.muon))
     changes = {"Newton–Schulz": at.muon.product, "all other math": at.muon.copy - at.adamw.copy}
     changes["communication"], first = muon - adamw, at.adamw_seconds
@@ -202,7 +202,7 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
 
 
 def crossing(lead: Lead, slowest: float, fastest: float) -> float:
-    """The bandwidth at which a lead that is linear in 1 / bandwidth is zero, even outside the range."""
+    """The bandwidth at which a lead, linear in 1 / bandwidth, is zero, even outside the range."""
     slow, fast = lead(slowest), lead(fastest)
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)

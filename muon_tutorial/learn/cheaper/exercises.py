@@ -110,7 +110,7 @@ def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
     hints = (
         "travel(x, route, at, label) carries x along a route. Write: x = yield from travel(…).",
-        "Gradients travel bucket.gradient, which ends in your slice of the sum; weights bucket.parameter.",
+        "Gradients travel bucket.gradient and end in your slice of the sum; weights travel bucket.parameter.",
     )
     praise = "All weights, on every rank, to the bit, and not a byte more than AdamW has to send."
     return Exercise(judge, hints, praise)
@@ -133,7 +133,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
             return Diagnosis(said, ("bucket.summands says how many gradients were summed.",))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
-        return "The ranks agree, and have other weights than AdamW's."
+        return "The ranks agree, but their weights are not AdamW's."
     sent, enough = (sum(entry.ring for entry in each.entries) for each in (ledger, right))
     if sent == enough:
         return None
@@ -175,7 +175,7 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     (
         "With two collectives under way at the same time",
         lambda: [*one_collective(400, 2000), event(GATHER, "kernel", 1400, 2000)],
-        ("Count each moment once: of the later collective, only the time after the end of the earlier one.",),
+        ("Count each moment once: a later collective adds only the time after the end of the earlier one.",),
     ),
     (
         "With a short collective inside a long one, and the last one first in the list",
@@ -309,7 +309,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
 
-    Raises UsageError if dp is 1, so that nothing is sent, or if it does not divide the bucket's entries.
+    Raises UsageError if dp is 1, because then nothing is sent, or if dp does not divide the bucket's entries.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:

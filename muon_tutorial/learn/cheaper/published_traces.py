@@ -122,7 +122,7 @@ def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
 
 
 def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
-    """Muon's bytes divided by AdamW's: as the two runs sent them, and as with equal settings."""
+    """Muon's bytes divided by AdamW's: as the two runs sent them, and with equal settings."""
     sizes = step_sizes(adamw, muon)
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
     # Muon's traces show only bf16 gathers; DDP all-reduces the whole model's fp32 gradients

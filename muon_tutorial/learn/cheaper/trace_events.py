@@ -99,7 +99,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: each rank's wait for the last one to ask; 0 if its own call ends before."""
+    """The exercise's reference: each rank's wait for the last rank to ask; 0 if the call ends before that."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 
@@ -114,7 +114,7 @@ def collectives_of(timeline: Timeline) -> list[list[Flight]]:
 
 
 def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
-    """For each rank: its nanoseconds in collectives, and how many of them it waited."""
+    """For each rank: its nanoseconds in collectives, and how many of these nanoseconds it waited."""
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
     for flights in collectives_of(timeline):
         for flight in flights:

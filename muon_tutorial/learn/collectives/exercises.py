@@ -100,7 +100,7 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 def _with_ladder(
     judges: Sequence[Judge], hints: tuple[str, ...], heading: tuple[str, str], name: str, run: CollectiveRun
 ) -> Diagnosis | None:
-    """The first mistake found, with the run's ladder. If it has no hints of its own, it gets ``hints``."""
+    """The first mistake found, with the run's ladder. A mistake without hints of its own gets ``hints``."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
     if found is None:
         return None

@@ -145,7 +145,7 @@ def plan_of(dp: int, tp: int) -> Plan:
 
 
 def slice_length(dp: int, tp: int) -> int:
-    """How many entries of the flat buffer at its tp coordinate each rank keeps, padding included."""
+    """How many entries each rank keeps of the flat buffer at its tp coordinate, padding included."""
     [bucket] = plan_of(dp, tp).buckets
     return bucket.length(bucket.model_layout, plan_of(dp, tp).grid.at(0)) // dp
 

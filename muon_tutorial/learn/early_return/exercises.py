@@ -41,7 +41,7 @@ def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> f
 
 
 def makespan_exercise() -> Exercise:
-    """The exercise: how long a loop takes if a window limits the matrices asked for and not yet done."""
+    """The exercise: a loop's time if a window limits how many matrices are asked for and not yet done."""
     cases = [
         ([2, 2, 2, 2], [3, 3, 3, 3], 1),
         ([2, 2, 2, 2], [3, 3, 3, 3], 2),
@@ -63,7 +63,7 @@ def makespan_exercise() -> Exercise:
         ("Your window is one too small: with 2, gather i begins when matrix i − 2 is done.", shifted(-1)),
         ("Gathers travel one at a time.", _side_by_side),
     )
-    praise = "The busier lane sets the pace; the other one only adds its first, or last."
+    praise = "The busier lane sets the pace; the other one adds only its first gather or its last work."
     return written(makespan, cases, *slips, say="gathers {}, work {} and window {}", praise=praise)
 
 

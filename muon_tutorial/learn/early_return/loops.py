@@ -70,7 +70,7 @@ def busy_for(milliseconds: float) -> None:
 
 @dataclass(eq=False)
 class LoopWatch:
-    """The matrices that a loop worked on, and how many at most it had asked for and not yet worked on."""
+    """The matrices that a loop worked on, and the largest number asked for but not yet worked on."""
 
     asked: int = 0
     done: list[int] = field(default_factory=list)

@@ -49,7 +49,7 @@ def say_program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """The first wrong matrix, if any; the timeline; the second at which that matrix was ``overwritten``."""
+    """The first wrong matrix, if any; the timeline; the time (s) when that matrix was ``overwritten``."""
 
     wrong: int | None
     timeline: StepTimeline

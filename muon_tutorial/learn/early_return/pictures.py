@@ -26,7 +26,7 @@ _LEGEND = "solid: computes · pale: copies and all else · hatched: waits · gre
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One timeline under a heading; ``wrong``: the second at which data was spoiled, and which data."""
+    """One timeline under a heading; ``wrong``: when data was spoiled (in seconds), and which data."""
 
     heading: str
     timeline: StepTimeline

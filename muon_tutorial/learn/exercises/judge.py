@@ -109,7 +109,7 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
-    After each failed try, it gives the next hint: of the ``Diagnosis`` if it has any, otherwise of ``hints``.
+    After each failed try, it gives the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
     ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers are written to
     the reader's my_muon.py under the names in ``keeps``, one per answer.
 
@@ -161,7 +161,7 @@ class Exercise:
         """Write right answers into my_muon.py, and return what to say about it."""
         if not self.keeps:
             return []
-        from ..my_muon.keep import keep  # here: it starts ranks, and most exercises do not
+        from ..my_muon.keep import keep  # here, because most exercises start no ranks
 
         return [keep(dict(zip(self.keeps, answers, strict=True)))]
 
@@ -321,7 +321,7 @@ def _short(value: Any) -> str:
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern that finds its answer in output next to a prediction that is still open."""
+    """For each name, a pattern that finds the answer in output where the prediction is still open."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 

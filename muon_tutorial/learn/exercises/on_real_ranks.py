@@ -33,7 +33,7 @@ def say_failure(error: RankFailedError) -> str:
 
 
 def _say_together(lines: Sequence[str], headline: str) -> list[str]:
-    """Merge lines such as ``rank 1: …`` that say the same into one that names all of their ranks.
+    """If lines such as ``rank 1: …`` say the same, merge them into one line that names all their ranks.
 
     >>> _say_together(["  rank 1: had returned", "  rank 2: E: no", "  rank 3: E: no"], "rank 0 raised E: no")
     ['  rank 1: had returned', '  ranks 2 and 3: the same']

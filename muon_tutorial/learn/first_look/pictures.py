@@ -89,7 +89,7 @@ _GAP = 22
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the matrices of a grid's ranks are drawn: the corner of the first one, and the size of all."""
+    """Where the matrices of a grid's ranks are drawn: the corner of the first one, and the size of each."""
 
     grid: Grid
     left: float

@@ -172,7 +172,7 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
         if run.found(owner).get(place.name) != place.start:
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
         if rank == owner:
-            return f"It is zero there. Rank {rank} had handed over its update: is what comes back a sum?"
+            return f"It is zero there. Rank {rank} had handed over its update: does a sum come back?"
         return f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. What adds up?"
     if run.filled(owner)[first] == right[first]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
@@ -300,7 +300,7 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
         return f"Rank {place.owner(ranks)} puts its update at {mine:,}; its place begins at {place.start:,}."
     upon = (other for other in starts if other != name and reaches_into(other, starts[other], place))
     other = place_of(next(upon))
-    said = f"puts its update for {other.name} at {starts[other.name]:,}, and that reaches into it."
+    said = f"puts its update for {other.name} at {starts[other.name]:,}, and reaches into this place."
     return f"Rank {other.owner(ranks)} {said}"
 
 
@@ -362,7 +362,7 @@ def check_toy() -> Exercise:
         if less < best:
             return f"best: {less:g} is less than half of all the work, which is {sum(TOY) / 2:g}."
         if less != best:
-            return f"best: one of them can do better than {less:g}. Which costs add up to half of {sum(TOY)}?"
+            return f"best: less than {less:g} is possible. Which costs add up to half of {sum(TOY)}?"
         return None
 
     return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best keeps them together.")

@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank gave to an all_reduce; if it called none, the one it returned."""
+        """The last whole buffer that a rank gave to an all_reduce; without a call, what the rank returned."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned

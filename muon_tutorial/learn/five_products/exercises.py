@@ -56,13 +56,13 @@ def write_lifting() -> Exercise:
         return needed
 
     slips = (
-        ("Ask before the first step: a value may be there.", lambda *at: max(1, steps_needed(*at) or 1)),
+        ("Ask before the first step: a value may begin at 0.5.", lambda *at: max(1, steps_needed(*at) or 1)),
         ("You count one step too many.", shifted(1)),
         ("You count one step too few.", shifted(-1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),
         ("If 20 steps are not enough, return None.", lambda *given: steps_needed(*given) or 0),
     )
-    praise = "A large a lifts fast, and that is why values do not settle."
+    praise = "Coefficients that lift values fast do not let them settle."
     return written(steps_needed, cases, *slips, say="s = {}, a = {}, b = {}, c = {}", praise=praise)
 
 

@@ -126,7 +126,7 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
         what = f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
         return Diagnosis(what, ("One optimizer of this package has both inside.", _MAKE))
     if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
-        lacks = f"{made.forgotten[0]} of the model as it is now is not in it"
+        lacks = f"{made.forgotten[0]} of the cut model is not in it"
         what = f"The optimizer was made over the old parameters: {lacks}. {_REPLACED}"
         return Diagnosis(what, ("Which of your two lines comes first?", "Cut first, then make."))
     if not made.is_cut:

@@ -29,7 +29,7 @@ AT_THE_KILL = "at_the_kill"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the ranks: their grid, their first step, what they did, and which rank was killed when."""
+    """One start of the ranks: their grid and first step, what they did, which rank was killed, and when."""
 
     grid: tuple[int, int]
     begin: int

@@ -141,9 +141,9 @@ class UpdateReport:
     norms_stepped: tuple[float, ...]
     """The norm at each call of ``optimizer.step``."""
     largest_shard: float
-    """The largest norm of one rank's part at the first such call; 0 if there is none."""
+    """The largest norm of one rank's part at the first ``optimizer.step``; 0 if there was none."""
     rate: float
-    """The first group's learning rate at the first such call."""
+    """The first group's learning rate at the first ``optimizer.step``."""
     rate_after: float
     left: bool
     """Whether a gradient was left after the update."""

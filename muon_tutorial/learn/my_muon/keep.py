@@ -146,7 +146,7 @@ def _line_for(name: str, value: Any) -> str:
         return f"{name} = {value!r}"
     what = "the lesson's own tools" if name == "lesson" else f"{name!r} of the notebook"
     remedy = "pass it as an argument, or write out its code"
-    raise NotKeptError(f"it uses {what}, which a file that needs only torch lacks; {remedy}")
+    raise NotKeptError(f"it uses {what}, but the file must run with torch alone; {remedy}")
 
 
 def read_mine(folder: Path | None = None) -> MyMuon:

@@ -135,10 +135,10 @@ def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str
         param.grad = cut(grad, "column", rank, many)
     rows = module.OwnerMuon(params, [shape for shape, _ in matrices], momentum=0.0).updates()
     if not all(map(torch.equal, rows, (cut(whole, "column", rank, many) for whole in due))):
-        return f"rank {rank} gets other rows of an update back from its owner than one process has"
+        return f"the rows that rank {rank} gets back from an update's owner are not those of one process"
     flat = module.gathered_share([SimpleNamespace(grad=g, numel=g.numel) for g in grads], rank, many)
     if not torch.equal(flat, torch.cat([whole.flatten() for whole in due])):
-        return f"the flat buffer of rank {rank} has other updates than one process"
+        return f"the updates in the flat buffer of rank {rank} are not those of one process"
     return None
 
 
@@ -159,6 +159,6 @@ def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) ->
         return f"saved after 7 steps, but load continues with step {step}"
     gather = [each.whole(each._gather_slices(each.state)) for each in (muon, other)]
     if not all(map(torch.equal, *gather)):
-        return "another grid has loaded another momentum than was saved"
+        return "the momentum that another grid has loaded is not the saved one"
     dist.barrier()
     return None

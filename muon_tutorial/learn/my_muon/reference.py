@@ -469,7 +469,7 @@ class OwnerMuon:
 
 
 def splits_of(owner: int, state: dict) -> tuple[list[int], list[int]]:
-    """Elements that this rank sends to and receives from each rank of the group, on the way to an owner."""
+    """On the way to an owner: elements that this rank sends to each rank of the group, and gets from it."""
     ranks = dist.get_process_group_ranks(state["group"])
     shape, many = state["shapes"][state["param_idx"]], len(ranks)
     send = [math.prod(state["local_shape"]) * (rank == owner) for rank in ranks]

@@ -71,7 +71,7 @@ def check_gather(
         return _judge_run(play, replace(_written(before), gather=gather), "gather", [])
 
     hints = (
-        "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, and zero is one.",
+        "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, which may be 0.",
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros except on the owner.",
     )
@@ -230,12 +230,12 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     elif not note.value.equal(due):
         found = source_rows(note.value, due)
         picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)
-        order = "Ranks of the group in order, and of each its rows in order."
+        order = "Take the ranks of the group in order, and each rank's rows in order."
         hints = (order, "No row twice, and none left out.")
         place, row = next((place, row) for place, row in enumerate(found) if row != place)
         there = "no row of it, as if it was never filled" if row is None else f"row {row}"
         told = f"in the place of row {place} of the matrix is {there}."
-        told = "the shape is right, and no row is one of the matrix." if set(found) == {None} else told
+        told = "the shape is right, but none of the matrix's rows is in it." if set(found) == {None} else told
         yield Diagnosis(f"{where} {told}", hints, picture)
 
 
@@ -292,7 +292,7 @@ def check_shared_work(model: MixedModel) -> Exercise:
     hints = (
         "The costliest first, each to the holder who has the least work so far.",
         "Count work with lesson.cost_of(shape), not rows: a square matrix costs more.",
-        "min(state['holders'][index], key=…) picks among those who may.",
+        "min(state['holders'][index], key=…) picks among the ranks that may own it.",
     )
 
     def busiest_of(assign: Callable) -> float:

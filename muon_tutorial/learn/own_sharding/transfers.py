@@ -1,4 +1,4 @@
-"""How many bytes each rank sends to which rank, observed from outside, for any collective.
+"""The bytes that each rank sends to every other rank in any collective, observed from outside.
 
 A collective is counted by its definition: in a gather, each rank sends its piece to the root; in a broadcast,
 the root sends the whole to every rank.
@@ -39,7 +39,7 @@ class TransferNotes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # DTensor turns it into operations on pieces, which come here
+            return NotImplemented  # DTensor turns func into operations on pieces; they come here, too
         if func.namespace in ("c10d", "_c10d_functional") and func._opname not in _QUIET:
             self.calls += 1
             self.sent += _sent(func._opname, args)

@@ -176,7 +176,7 @@ def write_nearness() -> Exercise:
     )  # fmt: skip
     say = "two matrices of {0.shape[0]} × {0.shape[1]}"
     hints = ("X.norm() is a matrix's size: the root of the sum of its squared entries.",)
-    praise = "Now look at it where a spectrum cannot."
+    praise = "Now see what a spectrum cannot show."
     return written(nearness, _drawn(2, (3, 5), (4, 4)), *slips, say=say, hints=hints, praise=praise)
 
 
@@ -255,7 +255,7 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
 
 
 def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
-    """The exercise: a rank's columns of the whole update, for at most the bytes of an all_reduce of GGᵀ."""
+    """The exercise: a rank's columns of the whole update; it may send no more than an all_reduce of GGᵀ."""
     sent: list[float] = []
 
     def judge(run: SurvivalRun) -> str | Diagnosis | None:

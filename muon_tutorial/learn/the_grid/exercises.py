@@ -50,7 +50,7 @@ def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None
         return f"{name}: there is no rank {unknown[0]}; ranks go from 0 to {at.grid.world_size - 1}."
     if strangers := [rank for rank in said if rank not in right]:
         other, found = "tp" if axis == "dp" else "dp", at.grid.at(strangers[0])
-        return f"{name}: {found} and {at} differ in {other}; in a {axis} group only {axis} does."
+        return f"{name}: {found} and {at} differ in {other}; in a {axis} group only {axis} differs."
     if len(set(said)) < len(said):
         return f"{name}: a rank is in it twice."
     missing = [rank for rank in right if rank not in said]

@@ -74,7 +74,7 @@ def mirror_exercise(plan: Plan) -> Exercise:
         if lost not in (1, 2, 3):
             return f"lost: give one phase of the way out, 1, 2 or 3, not {lost!r}."
         if lost != 1:
-            kept = f"phase {len(PHASES) + 1 - int(str(lost))} lets each keep its own part again."
+            kept = f"phase {len(PHASES) + 1 - int(str(lost))} lets each rank keep its own part again."
             return f"Phase {lost} only joins what ranks still have: {kept}"
         recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
         right = set(found_mirror(plan)["silent"])
@@ -83,7 +83,7 @@ def mirror_exercise(plan: Plan) -> Exercise:
         return first((*extra, *quiet))
 
     hints = (
-        "After which phase could even all ranks together not restore what they had before it?",
+        "After which phase can all ranks together no longer restore what they had before it?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
     back = "On the way back they only drop the rows and columns of others."
@@ -191,7 +191,7 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
         return f"{where} the shape is {tuple(came.shape)}; this rank's piece is {meta.shape}."
     if not torch.equal(came, on_ranks.unpack(flat, meta)):
         first = int(came.flatten()[0])
-        return f"{where} it begins with entry {first} of the bucket, not as {meta.global_range} lie there."
+        return f"{where} its first entry is {first}; it must hold {meta.global_range} of the bucket in order."
     return None
 
 

@@ -127,7 +127,7 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
 
 
 def picture_of_rows(rows: RowChanges) -> Picture:
-    """How much each byte's row of the embedding's update changes when another byte's gradient is erased."""
+    """In the embedding's update, how much each byte's row changes when another byte's gradient is erased."""
     figure = card(640, 330)
     erased, said = _NAMES.get(rows.erased, chr(rows.erased)), []
     title = f"Other bytes' rows, when the {erased}'s gradient is erased"

@@ -108,7 +108,7 @@ class LossDrop:
 
 
 def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossDrop]:
-    """How far each optimizer's update of all hidden matrices, scaled to ``LOUDNESS``, lowers the loss."""
+    """How far the loss falls after each optimizer's updates of hidden matrices, scaled to ``LOUDNESS``."""
     names = split_parameters(run.model).hidden_names
     by_name = {name: updates_of(run, name, orthogonalize) for name in names}
     with measure.one_thread():
@@ -128,7 +128,7 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """How much the other bytes' rows of the embedding's update change when one byte's gradient is erased.
+    """In the embedding's update, how much other bytes' rows change when one byte's gradient is erased.
 
     ``counts``: how often a byte was read. ``changes``: the norm of a row's change, divided by the row's norm.
     """

@@ -51,7 +51,7 @@ class ComparedPrediction:
 
 
 def is_same(mine: Any, found: Any) -> bool:
-    """Whether a prediction is right. Case, a tuple for a list, and an error of 1% of a float do not count."""
+    """Whether a prediction is right. Case does not count; a tuple equals a list; a float may be off by 1%."""
     if isinstance(mine, str) and isinstance(found, str):
         return mine.strip().casefold() == found.casefold()
     if isinstance(mine, list | tuple) and isinstance(found, list | tuple):

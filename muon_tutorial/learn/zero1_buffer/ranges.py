@@ -67,7 +67,7 @@ class EntryPlace:
 
 
 def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
-    """Where an entry lies. If tp cuts the matrix, the entry is one of the piece at tp place 0."""
+    """Where an entry lies. If tp cuts the matrix, the entry is in the piece at tp place 0."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
     entry = row * meta.shape[1] + column
     in_bucket = meta.global_range[0] + entry
