@@ -101,7 +101,7 @@ def stop_the_last(rank: int) -> None:
 
 
 def return_early(rank: int) -> float:
-    """Do one all_reduce, and on all ranks except one a second all_reduce."""
+    """Do one all_reduce, and then a second one on all ranks but one."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)
 
 

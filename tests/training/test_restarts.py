@@ -83,7 +83,7 @@ def killed_run(tmp_path: Path, seed: int, undisturbed: Path) -> float:
     """A run whose rank is killed at a random step ends with the undisturbed run's bits."""
     draw = random.Random(seed)
     folder = tmp_path / f"run-{seed}"
-    named = ["--out", folder.name] if seed % 2 else []  # otherwise found again by torchrun's run id
+    named = ["--out", folder.name] if seed % 2 else []  # otherwise ranks find the run by torchrun's run id
     with torchrun(RANKS, folder, *JOB, *TP, *named) as process:
         if not named:
             folder = only_run(tmp_path / "runs", [process])

@@ -86,9 +86,9 @@ def first_line(error: BaseException) -> str:
 def import_alone(dotted: str) -> ModuleType:
     """Import one module of a package without running the ``__init__`` of the packages that contain it.
 
-    It works if the module imports only its siblings from its package, by relative imports. An example
-    is the optimizer of ``timm``; the whole of ``timm`` would need a torchvision built for this torch. The
-    module gets another name in ``sys.modules``, so that importing the package itself still loads all of it.
+    The module may import only siblings from its package, and only by relative imports. An example is the
+    optimizer of ``timm``; the whole of ``timm`` would need a torchvision built for this torch. The module
+    gets another name in ``sys.modules``, so a later import of the package still loads all of it.
 
     Raises:
         ModuleNotFoundError: there is no such package or module.

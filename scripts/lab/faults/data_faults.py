@@ -161,7 +161,7 @@ def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
-    """Cut a square matrix along rows that all other ranks hold whole."""
+    """Cut the rows of a square matrix, which all other ranks hold whole."""
     return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 
@@ -184,7 +184,7 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether ranks hold copies that the package can compare. Not with FSDP2 or a user's functions."""
+    """Whether ranks hold copies that the package can compare; false for FSDP2 or a user's functions."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
