@@ -221,7 +221,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 def state_distance(notes: Notes, reference: Notes) -> float:
     """The largest distance of momentum or moments, divided by the reference's norm.
 
-    Tensors of which only a part was noted do not count.
+    Tensors that were noted only in part do not count.
     """
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())

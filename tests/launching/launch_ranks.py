@@ -106,7 +106,7 @@ def return_early(rank: int) -> float:
 
 
 def exchange(rank: int, in_background: bool) -> None:
-    """Send a number to every rank and receive one from each, except that one rank spins instead."""
+    """Send a number to every rank and receive one from each; one rank does neither, and spins."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     if rank == FAULTY:
         _spin()

@@ -109,7 +109,7 @@ def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
 def test_five_killed_runs_go_on_with_fewer_ranks_and_with_more_again(
     tmp_path: Path, undisturbed: Path
 ) -> None:
-    """On 4 ranks, then 3, then 4, the losses are the same except for the order of sums."""
+    """On 4 ranks, then 3, then 4, the losses differ only by the order of sums."""
     for seed in range(5):
         folder = tmp_path / f"run-{seed}"
         with torchrun(RANKS, folder, *JOB, *TP, "--out", folder.name, restarts=0) as process:

@@ -1,4 +1,4 @@
-"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
+"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as possible.
 
 Each ``Peer``'s fields and the tables list the remaining differences; seconds must be compared with these in
 mind. A package is imported when its contender is made. If it is not installed, or fails here, it is left out,

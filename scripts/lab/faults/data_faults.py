@@ -166,7 +166,7 @@ def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _flip_a_bit(rig: Rig, dice: Random, of_momentum: bool = False) -> None:
-    """Flip one bit of a mantissa, as a cosmic ray would, in a matrix that is copied on several ranks."""
+    """Flip one bit of a mantissa in a matrix that several ranks hold, as a cosmic ray would."""
     param = rig.params[job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))]
     tensor = rig.muon.state[param]["momentum_buffer"] if of_momentum else param.detach()
     bits = local_part(tensor).view(torch.int32).view(-1)

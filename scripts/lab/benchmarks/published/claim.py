@@ -96,7 +96,7 @@ def _called(call: list[Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and our figure. ``ratio`` is our number over the published one, None without one."""
+    """A claim and our figure. ``ratio`` is our number over the published one; None if there is none."""
 
     claim: Claim
     ours: float
