@@ -125,7 +125,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """Among faults of one rank that gave an error: the fraction in which the error names this rank."""
+    """One rank's faults that were not survived: the fraction in which the error names this rank."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 

@@ -36,7 +36,7 @@ def floors(below: dict[str, set[str]]) -> dict[str, int]:
 
 
 def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The pairs (room, imported room), without those that also follow from imports of a third room."""
+    """The pairs (room, imported room); one is left out if another imported room leads there, too."""
 
     def reach(room: str) -> set[str]:
         return set().union(*({other} | reach(other) for other in below[room])) if below[room] else set()

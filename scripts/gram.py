@@ -43,8 +43,8 @@ from scripts.lab.quality import Quality, Sample, draw_samples
 OPENING = (
     "The strategy `gram` sums the Gram matrix of a matrix that tensor parallelism cuts along its long side, "
     "and gathers nothing. Others that iterate on shards, such as Megatron-LM's distributed mode and "
-    "Transformer Engine's `newton_schulz_tp`, pay an all_reduce for every iteration; this pays one for all "
-    "matrices of a bucket."
+    "Transformer Engine's `newton_schulz_tp`, pay an all_reduce for every iteration; `gram` pays one for "
+    "all matrices of a bucket."
 )
 SIDES = ((96, 384), (384, 96), (512, 512))
 """Wide and cut along columns; tall and cut along rows; square."""

@@ -20,7 +20,7 @@ RANKS, TIMES = 4, 20
 
 
 def first_collective(rank: int) -> tuple[float, float]:
-    """Return when this rank's first collective finished (monotonic seconds), and its private memory (MB)."""
+    """Return the monotonic time (s) when the first collective has finished, and this rank's private MB."""
     dist.barrier()
     done, rows = time.monotonic(), Path("/proc/self/smaps_rollup").read_text().splitlines()
     return done, sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
@@ -36,8 +36,7 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
 
 
 def time_launch() -> tuple[float, float]:
-    """Return the seconds of a launch until every rank's first collective, and a rank's largest private
-    memory."""
+    """Return the seconds of a launch until every rank's first collective, and the largest private MB."""
     begun = time.monotonic()
     found = launch(first_collective, RANKS)
     return max(done for done, _ in found) - begun, max(memory for _, memory in found)

@@ -57,7 +57,7 @@ class NotebookProblemsError(RuntimeError):
 
 
 def sources(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The texts whose names start with one of ``prefixes``, or all texts without prefixes."""
+    """The texts whose names start with one of ``prefixes``; all texts if there are no prefixes."""
     found = sorted((FOLDER / "src").glob("*.py"))
     return [path for path in found if path.name.startswith(tuple(prefixes) or "")]
 
@@ -269,7 +269,7 @@ def build(source: Path) -> Path:
 
 
 def check(source: Path, execute: bool = False, parameters: Mapping[str, Any] | None = None) -> list[Problem]:
-    """The problems of a text's committed notebook; with ``execute``, also compared with a fresh run."""
+    """The problems of a text's committed notebook; with ``execute``, also differences from a fresh run."""
     if not built_path(source).exists():
         return [Problem(source.stem, "has not been built")]
     committed = nbformat.read(built_path(source), as_version=4)

@@ -111,7 +111,7 @@ class DistributedMuon:
 
         for matrix in self.matrices:
             # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside a matrix,
-            # their places do the same work, as do all tp ranks at a place: a whole tp row meets in phase 3.
+            # several places do the same work. At each, all tp ranks do it, because phase 3 gathers over tp.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -152,7 +152,7 @@ def newton_schulz(G: Tensor) -> Tensor:
 
 
 def train(dp: int, tp: int, steps: int) -> None:
-    """Train a tensor-parallel block to predict this file's next byte; torch.optim.Muon steps a copy of it."""
+    """Train a tensor-parallel block on this file's bytes; torch.optim.Muon steps a copy of the block."""
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     torch.set_default_device(device)

@@ -38,7 +38,7 @@ TARGET = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
 EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes depend only on the sources
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
-MARK = "packed"  # the key, in the set-up cell's metadata, of a hash of the copy's cells
+MARK = "packed"  # under this key, the set-up cell's metadata hold a hash of the copy's cells
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
@@ -157,7 +157,7 @@ def _digest(notebook: NotebookNode) -> str:
 
 
 def is_untouched(path: Path) -> bool:
-    """Whether a file is a copy made by this script that nobody has edited; it may have been run."""
+    """Whether a file is a copy that this script made and nobody edited; it may have been run."""
     try:
         notebook = nbformat.read(path, as_version=4)
         marks = [cell.metadata[MARK] for cell in notebook.cells if MARK in cell.metadata]

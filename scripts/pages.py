@@ -58,7 +58,7 @@ TARGET = ROOT / "dist" / "pages"
 NAMES = "beginnings of the notebooks' names: 00, 01 …"
 TEMPLATES = Path(__file__).parent
 MOST_POSITIONS = 2_000  # pictures of one widget; a page has no room for the millions of some sliders
-PAGE_BYTES = 1_900_000  # a page's bytes of pictures; with its text, the page has about 2 MB
+PAGE_BYTES = 1_900_000  # bytes of a page's pictures; with its text, the page has about 2 MB
 DESCRIPTION = """Muon makes all directions of a weight update equally strong, and for that it needs the
 whole matrix; but a model that is spread over processes has no whole matrix anywhere. This course
 brings each matrix together and hands it back, on real processes, to the bit."""
@@ -107,7 +107,7 @@ class Frames:
 
 
 def committed(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The lessons' notebooks whose names start with one of ``prefixes``, or all without prefixes.
+    """The lessons' notebooks whose names start with one of ``prefixes``; all if there are no prefixes.
 
     Raises:
         UsageError: a prefix matches no lesson's name.
@@ -387,7 +387,7 @@ def draw_frames(shell: Shell, most: int) -> Frames:
 
 
 def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int) -> list[Picture]:
-    """The pictures of a selection, or none if several of them together take more than ``most`` bytes."""
+    """The pictures of a selection; none if there are several and they take more than ``most`` bytes."""
     chosen, room = [], most
     for words in itertools.product(*kept):
         chosen.append(drawn(*words))
@@ -424,8 +424,8 @@ def beginning(
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
     """Selections of values to draw, from all of them to fewer and fewer.
 
-    First the last control keeps only its pressed value, then also the one before it, up to the second. Then
-    the first control keeps every second value, every third, and so on, until only the pressed one is left.
+    From the last control to the second, one after the other keeps only its pressed value. Then the first
+    control keeps every second value, every third, and so on, until only the pressed one is left.
     """
     held = [[word] for word in pressed]
     for moving in range(len(stops), 0, -1):

@@ -1,7 +1,7 @@
 """Finds the widgets that a notebook displays, by running only the cells that each of them needs.
 
-A cell that displays a widget reads the parameter ``widgets``. Only the cells that define the names that it
-uses are run before it.
+A cell that displays a widget reads the parameter ``widgets``. Before it, only the cells that define its names
+are run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def displayed(
     A cell may start ranks.
     """
     wanted = {needed.id for cell in cells for needed in cells_for(notebook, cell)}
-    names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions are sent to ranks by value
+    names: dict[str, Any] = {"__name__": "__main__"}  # so that functions are sent to ranks by value
     shown: dict[str, Any] = {}
     for cell in _code_cells(notebook):
         if cell.id not in wanted:
@@ -64,7 +64,7 @@ def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names that a cell reads, and those that it writes; ``x[0] = 1`` and ``x += 1`` do both with x.
+    """The names that a cell reads, and those that it writes; ``x[0] = 1`` and ``x += 1`` read and write x.
 
     A cell that is not pure Python (a magic, an unfinished answer) counts as reading and writing nothing.
     """

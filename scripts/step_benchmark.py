@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure, and write tables and plot; into the project's own folder, also docs/evidence.md's lines.
+    """Measure, and write tables and plot; also docs/evidence.md's lines, if the folder is results/.
 
     Raises:
         UsageError: a GPU is asked for, and PyTorch finds none.

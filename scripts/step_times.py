@@ -4,7 +4,7 @@
 
 measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
 single collectives and operations. One calibration runs before each link's steps, and one after them. The step
-is the package's own; all parameters and gradients are ones. The script also compares sending gradients during
+is the package's own; all parameters and gradients hold 1. The script also compares sending gradients during
 backward and after it. It writes results/step_times.md, .json and .svg in ten minutes, and nothing else should
 run. With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs
 Linux, network namespaces and tc (scripts/shaped.sh); without them those rows are left out.

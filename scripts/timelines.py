@@ -1,4 +1,4 @@
-"""Compares when each phase of real steps begins and ends with the timed world's prediction, in one run.
+"""Compares each phase's begin and end in real steps with the timed world's prediction, in one run.
 
 python scripts/timelines.py                       # some minutes; prints a table
 python scripts/timelines.py --write --side 768    # also results/timelines*, and the lessons' recording

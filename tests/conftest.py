@@ -14,7 +14,7 @@ from .exhaustive import is_left_out
 
 
 def wait_while_another_compiles() -> IO[str] | None:
-    """Return a lock if no other process of this checkout collects tests; else wait until it has collected.
+    """Return a lock. If another process of this checkout collects tests, wait for it, and return None.
 
     The first process compiles the modules that all of them import; without the wait, each would compile them.
     """
@@ -96,7 +96,7 @@ LONGEST = (
     "configs/test_table.py",
     "training/test_resume.py",
 )
-"""Files that take minutes and begin first. One process runs a whole file; at the end, others would wait."""
+"""Files that take minutes. They begin first: one process runs a whole file, and others would have to wait."""
 
 
 @pytest.hookimpl(wrapper=True)

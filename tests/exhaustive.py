@@ -32,7 +32,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     },
     "evidence/test_predict.py": {
         "test_predicted_is_counted_on_real_ranks[(2, 1)]": "(3, 2); any grid is counted in one process",
-        "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
+        "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), where little divides evenly",
     },
     "orthogonalizers/test_iterate.py": {
         f"test_one_thread_or_two_give_the_same_bits_in_bf16[{shape}]": (

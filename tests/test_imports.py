@@ -68,7 +68,7 @@ KNOW_NO_GROUP = (
 )
 
 # Modules that may move data. Besides the live world, most hold the reference of an exercise in which readers'
-# code moves the bytes. loop.py is such code, for lesson 15 to break. my_muon's reference is the file that
+# code moves the bytes. loop.py moves bytes because lesson 15 breaks it. my_muon's reference is the file that
 # readers end with, and training is the loop around it. one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",

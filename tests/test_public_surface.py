@@ -1,4 +1,4 @@
-"""The public surface is exactly this list; a change to it is a change to this file."""
+"""The public surface is exactly this list, so each change of the surface also changes this file."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
 
 
 def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """Return the update's rows to all ranks, and wait. Ranks without an update get its shape by the state."""
+    """Return the update's rows to all ranks, and wait. ``state`` has the shape of a rank's part."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     if state["shards"]:
         dist.scatter(mine, None if update is None else chunks(update), src=src_rank)

@@ -166,7 +166,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Make tensors whole that are cut by hand over a group. ``dims`` maps parameters' ids to dimensions."""
+    """Put together tensors that are cut by hand over a group. ``dims`` maps parameters' ids to dimensions."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)

@@ -274,15 +274,14 @@ HEAD = (
 FOOT = (
     "",
     "Gradients here have few bits, so that a sum over ranks is exact in any order. `zero1` averages local",
-    "gradients itself. With full fp32 gradients its average over n ranks is Gloo's sum in Gloo's order: each",
-    "element within (n - 1) 2^-24 sum |g| / n of the exact one, to first order, as any all_reduce's is; the",
-    "same as the all_reduce's to the bit, and so is all that follows (`test_zero1_averages_as_all_reduce`).",
-    "All other columns but `layerwise` and `gram`, which average as it does, are given reduced gradients and",
-    "add nothing up.",
+    "gradients itself. Gloo sums full fp32 gradients in its own order: to first order, each element of the",
+    "average over n ranks is within (n - 1) 2^-24 sum |g| / n of the exact one. This average, and all that",
+    "follows from it, has the same bits as after an all_reduce (`test_zero1_averages_as_all_reduce`).",
+    "`layerwise` and `gram` average as `zero1` does. Other columns get reduced gradients, and sum nothing.",
     "",
-    "`gram` sums the Gram matrix of what stays cut over tp. *Within bound*: both steps together, each matrix",
-    f"has gone at most {DIFFERENCE:.0%} elsewhere, in Frobenius norm, than by the Gram form in one process",
-    "(`orthogonalizers/gram.py`).",
+    "`gram` sums the Gram matrix of what stays cut over tp. *Within bound*: after both steps, each",
+    f"matrix is off by at most {DIFFERENCE:.0%} of its move under the Gram form in one process, in Frobenius",
+    "norm (`orthogonalizers/gram.py`).",
     "",
 )
 

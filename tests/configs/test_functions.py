@@ -80,8 +80,8 @@ REPLACED: dict[str, dict[str, Callable]] = {
 
 
 def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
-    """Yield a name, a config, and whether parameters are cut. Configs have own functions of both kinds in any
-    window, a helper's packed plan, its functions one by one, or a helper with some functions replaced."""
+    """Yield a name, a config, and whether parameters are cut. Configs have own functions (with or without
+    handles), a helper's packed plan, its functions one by one, or a helper with some functions replaced."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     for later, shards in (("", True), ("", False), ("_later", True)):
         for count, side_by_side in product((0, 1, 2, 5), (True, False)):

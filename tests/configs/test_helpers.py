@@ -90,7 +90,7 @@ STACK = (6, 5, 4)
 
 
 def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
-    """A stack of experts, cut over ep and then by FSDP2, both along the dimension that counts experts."""
+    """A stack of experts, cut over ep and then by FSDP2, both times between experts."""
     found = {}
     for name in ("create_processgroup_config", "create_devicemesh_config", "create_dtensor_config"):
         mesh = build_mesh({"fsdp": 2, "ep": 2})

@@ -309,7 +309,7 @@ def gradient_by_hand(index: int, step: int) -> Tensor:
 
 
 def run_by_hand(rank: int) -> dict[str, list[int]]:
-    """The matrices that differ, for a mesh of either order and both helpers that take plain tensors."""
+    """The matrices that differ, for both orders of the axes and both helpers that take plain tensors."""
     dims = {index: case.tp_dim for index, case in enumerate(CUT_BY_HAND)}
     found = {}
     for order in ORDERS:

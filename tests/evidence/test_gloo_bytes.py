@@ -1,4 +1,4 @@
-"""Gloo's bytes are those of the formula: by the kernel's counter of each socket, and by an interface's."""
+"""Gloo sends the formula's bytes, according to the kernel's counters of each socket and of an interface."""
 
 from __future__ import annotations
 

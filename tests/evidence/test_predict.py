@@ -61,7 +61,7 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def tp_gathers(plan: Plan, at: Coordinate) -> int:
-    """The sum of b·(T−1)·n bytes over this rank's matrices, of which a tp rank holds n elements each."""
+    """Bytes of this rank's tp gathers: b·(T−1)·n for a matrix of which each tp rank holds n elements."""
     return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 
@@ -83,7 +83,7 @@ EVERY: dict[str, Builder] = {**VARIANTS, "gram": gram}
 
 
 def count(plan: Plan) -> Ledger:
-    """The ledger of all ranks of one step in this process."""
+    """The ledger of one step in which this process plays all ranks."""
     ledger = Ledger()
     world = LocalWorld(plan.grid, observers=[ledger])
     with torch.no_grad():
@@ -199,7 +199,7 @@ def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) ->
 
 @pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
 def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> None:
-    """The ratio is in (1, 1.25] only if gradients and parameters both travel in four bytes."""
+    """The ratio is in (1, 1.25] only if gradients and parameters both have four bytes per element."""
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p], cuts=()) for m in EVEN]
     N, grid = sum(m.numel for m in EVEN), Grid.of(dp=4)
@@ -263,7 +263,7 @@ def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
     """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
 
-    A rank works with its tensor-parallel group on a matrix even if its own piece does not reach its slice.
+    A matrix counts even if the rank's own piece lies outside the slice, because its tp group works on it.
     """
     plan, ranks = planned(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):

@@ -117,7 +117,7 @@ def skip_unless_installed(name: str) -> None:
 
 
 KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6|11)\b|Signal (6|11) ")
-"""Output of a launcher about a process that a signal ended, and not an error in Python."""
+"""A launcher's output if a signal, and not an error in Python, has ended a process."""
 
 
 def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
@@ -186,7 +186,7 @@ def _be_a_rank(words: list[str], folder: Path, environment: dict[str, str], rank
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's environment without launchers' variables, but with those of the watch."""
+    """This process's environment without launchers' variables, and with the watch's variables."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {
@@ -221,7 +221,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 def state_distance(notes: Notes, reference: Notes) -> float:
     """The largest distance of momentum or moments, divided by the reference's norm.
 
-    Tensors of which only a part was noted do not count.
+    Tensors that were noted only in part do not count.
     """
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
@@ -303,7 +303,7 @@ def check_equal(straight: list[Notes], reference: Reference) -> None:
 
 
 def check_placed(notes: list[Notes], sharded: bool) -> None:
-    """Assert that every parameter is a DTensor that is cut if the host shards, and that otherwise none is.
+    """Assert that every parameter is a cut DTensor if the host shards, and that otherwise none is cut.
 
     A host may silently fall back to DDP, for example, and then every other check would pass.
     """
@@ -322,7 +322,7 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
 def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
     """Assert that clipping changed the gradients at every step, and that the optimizer got clipped gradients.
 
-    An optimizer that averages gradients also clips ``inside``, which only ``check_equal`` can check.
+    If the optimizer averages gradients, it also clips them (``inside``); only ``check_equal`` can check this.
     """
     for notes in straight:
         before = notes.series("norm_before_clipping")

@@ -101,12 +101,12 @@ def stop_the_last(rank: int) -> None:
 
 
 def return_early(rank: int) -> float:
-    """Do one all_reduce, and on all ranks except one a second all_reduce."""
+    """Do one all_reduce, and then a second one on all ranks but one."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)
 
 
 def exchange(rank: int, in_background: bool) -> None:
-    """Send a number to every rank and receive one from each, except that one rank spins instead."""
+    """Send a number to every rank and receive one from each; one rank does neither, and spins."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     if rank == FAULTY:
         _spin()

@@ -1,4 +1,4 @@
-"""Checks what a launch might leave behind (processes, descriptors, files), and helpers of its tests."""
+"""Helpers of the launch tests, which check that no processes, descriptors or files are left behind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import psutil
 from muon_tutorial.launching.fork_server import warm_server
 
 WITHIN = 15.0
-"""Seconds within which a report or an end must come. It takes half a second here, but a busy machine is slow.
+"""Seconds within which a report or an end must come. Half a second suffices unless the machine is busy.
 
-They are fewer than the 60 that ranks wait for each other, so a fault that is found only then fails the test.
+Ranks wait 60 s for each other, so a fault that is found only after this wait fails the test.
 """
 
 

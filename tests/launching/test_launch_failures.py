@@ -1,4 +1,4 @@
-"""If a rank breaks, launch() soon raises an error that has its rank, its phase and the other ranks' texts."""
+"""If a rank breaks, launch() soon raises an error with the rank, its phase and the other ranks' texts."""
 
 from __future__ import annotations
 

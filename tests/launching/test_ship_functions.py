@@ -1,4 +1,4 @@
-"""launch() goes on if a rank's value runs any code while it is unpickled, and names the rank."""
+"""launch() goes on, and names the rank, if a rank's value runs any code while it is unpickled."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ TWO_MACHINES = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(rank, monkeypatch, capfd) -> None:
-    """On several machines, rank 0 says first what torch's own torchrun needs for restarts."""
+    """On several machines, rank 0 first says how ranks could restart under torch's own torchrun."""
     monkeypatch.setattr(torchrun, "end_with_parent", lambda says: None)
     monkeypatch.setattr(torchrun, "let_new_groups_time_out", lambda seconds: None)
     monkeypatch.delenv(torchrun.OWN_STORE, raising=False)

@@ -24,14 +24,14 @@ def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
 
 
 PASSES = "passes"
-"""In a table of answers, this stands in place of a message for an answer that passes."""
+"""In a table of answers, an answer that passes has this in place of a message."""
 
 
 def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
     """A test with a case for each answer. The answer must pass, or the reader must be told what is wrong with
     it.
 
-    A table pairs a function that makes an exercise with rows: the answers, then a part of the message.
+    A table is a function that makes an exercise, and rows: the answers, then a part of the message.
     """
     cases = [pytest.param(make, row, id=str(row[-1])) for make, rows in tables for row in rows]
 

@@ -115,7 +115,7 @@ def nothing_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: An
 
 
 def nothing_asked(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    """Right for a run that resumes, except that the scheduler is not restored."""
+    """Does not ask whether there is a checkpoint, and does not restore the scheduler."""
     return manager.load(model, optimizer)["step"]
 
 

@@ -21,7 +21,7 @@ GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
 
 def piece_of_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
-    """Wrong: torch.chunk gives fewer pieces than tp ranks if too few rows are left."""
+    """Wrong: if there are too few rows, torch.chunk gives fewer pieces than there are tp ranks."""
     return torch.empty(shape).chunk(tp, 0 if kind == "column" else 1)[tp_rank].shape
 
 

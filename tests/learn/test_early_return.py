@@ -146,7 +146,7 @@ def test_a_wait_that_is_early_enough_and_late_enough_passes(answer: tuple[int, s
 
 
 def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Rank 0 asks for the first two in order, the others in reverse order. All pieces have the same size."""
+    """Rank 0 asks for the first two matrices in order, other ranks in reverse. Pieces have equal sizes."""
     turned = [1, 0, *range(2, count)] if dist.get_rank() else range(count)
     for i in turned:
         whole = yield Wait((yield Start(gather(i))))

@@ -27,7 +27,7 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
-    """All combinations of the controls' values, in an order in which few controls move at a time. If they
+    """All combinations of the controls' values, in an order in which few controls move at a time. If there
     are more than ``most``, each control moves alone, through all its values or as many as ``most`` allows,
     while the others are at their first values, and then at their last."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}

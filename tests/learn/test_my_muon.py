@@ -32,7 +32,7 @@ from ..exhaustive import left_out
 
 NAMES = list(blocks.reference()[1])
 OTHERWISE = {"newton_schulz", "gather", "redistribute"}
-"""Answers whose solution uses a helper in the lesson, but not in the reference."""
+"""Answers that use a helper in the lesson's solution, but not in the reference."""
 EXERCISES: dict[str, Callable[[Any], Iterable[Exercise]]] = {
     "02": lambda lesson: lesson.all_exercises(5),
     "03": lambda lesson: (lesson.check_ring(4), lesson.check_reduce_scatter(4)),

@@ -114,7 +114,7 @@ TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in 
 
 
 def test_the_reader_writes_enough() -> None:
-    """The reader writes the lines of the solutions that are not in the stubs."""
+    """The reader writes those lines of the solutions that the stubs lack."""
     lines: dict[str, list[str]] = {"stub": [], "solution": []}
     for cell in (cell for text in TEXTS.values() for cell in text["cells"]):
         for kind in lines:

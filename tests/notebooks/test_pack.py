@@ -1,4 +1,4 @@
-"""Self-contained copies run in an environment without our packages; what cannot be made is refused."""
+"""Self-contained copies run in an environment without our packages; a copy that cannot be made is refused."""
 
 from __future__ import annotations
 

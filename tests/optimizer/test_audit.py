@@ -150,7 +150,7 @@ def reports(rank: int, host: str) -> dict[str, AuditReport]:
 
 
 def check(found: dict[str, AuditReport]) -> None:
-    """Assert that reports name a wrong Muon on every matrix that it touches, and recognize the right one."""
+    """Assert that reports name a wrong Muon on every matrix that it touches, and accept a right Muon."""
     for name, report in found.items():
         fused = ["0.qkv.weight"] if name == "on a fused pair" else NAMES
         expected = {} if name == "none" else dict.fromkeys(fused, SAID[name])
@@ -222,7 +222,7 @@ def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | 
 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW, torch.optim.SGD])
 def test_nothing_is_said_of_a_step_in_which_no_update_is_due(kind: Any) -> None:
-    """A schedule may begin with a learning rate of zero, when every optimizer looks alike."""
+    """A schedule may begin with a learning rate of zero, with which all optimizers look alike."""
     model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
     optimizer = kind(model.parameters(), lr=0.0)
     seen = audit(optimizer, model)

@@ -65,7 +65,7 @@ def compared(rank: int, layout: str, other: str) -> str:
 
 
 def begun(rank: int, layout: str) -> tuple[list[Tensor], str]:
-    """A rank's parameters after the optimizer is made, if each replica's model has another seed."""
+    """A rank's parameters after the optimizer is made, if each replica's model has a seed of its own."""
     torch.manual_seed(rank // 2 if layout == "hsdp" else rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
     both = pair_on(model, layout)
@@ -136,7 +136,7 @@ DRIFTED = {
     ("zero1", "2.bias/step"): "the optimizer state of 2.bias",
     ("hsdp", "0.weight"): "0.weight",
 }
-"""The layout and the tensor with another sign on one rank, and its name in the error."""
+"""The layout, the tensor whose sign differs on one rank, and this tensor's name in the error."""
 
 
 def everything(rank: int) -> dict[str, dict[Any, Any]]:

@@ -37,7 +37,7 @@ LAYOUTS = {
 """The layouts by their number of ranks."""
 HOWS = ("nested", "flat", "full")
 EVERY_HOW = ("alone", "fsdp2")
-"""A usual run saves the other layouts' states only flat, because torch makes the other forms of a state."""
+"""A usual run saves these layouts in every form, and the others only flat: torch makes the other forms."""
 
 
 def network() -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""In one process, Muon gives the bits of torch.optim.Muon, except for two fixed bugs, and named errors."""
+"""In one process, Muon gives the bits of torch.optim.Muon, except for two fixed bugs; errors are named."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
 
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
-    # One parameter is unfrozen late, and in each step another has no gradient, as for the stock optimizer.
+    # With both optimizers, one parameter is unfrozen late, and in each step another one has no gradient.
     def build(kind: Callable[..., torch.optim.Optimizer]):
         params = matrices(SHAPES[4:9])
         params[0].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Only hidden matrices go to Muon, and no matrix that also has another role by a tie."""
+"""Only hidden matrices go to Muon; a matrix to which a tie gives another role does not."""
 
 from __future__ import annotations
 

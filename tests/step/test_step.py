@@ -87,7 +87,7 @@ def few_bits(seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("draw", [few_bits, random_gradients])
 def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """If sums are exact, so is the mean. If not, it rounds up to D times: D − 1 in the sum, 1 in dividing."""
+    """If sums are exact, so is the mean. If not, at most D roundings occur: D − 1 in sums, 1 in dividing."""
     dp = grid.size("dp")
     ranks, each = seated(grid), [draw(position) for position in range(dp)]
     ranks.give(*each)
@@ -158,7 +158,7 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gradient_missing_everywhere_leaves_everything_of_the_parameter_as_it_was(strategy: str) -> None:
-    """The parameter is not decayed either, and gradients of the other parameters stay None."""
+    """The parameter is not decayed either. A gradient of the rest that is missing everywhere stays None."""
     ranks, rest = seated(DP2_TP2, strategy), rest_of(DP2_TP2)
     ranks.give(few_bits(0))
     ranks.step()

@@ -90,7 +90,7 @@ def built(config: Mapping[str, Any]) -> nn.Module:
 
 
 def by_layer(shape: ModelShape) -> Counter[tuple[int, int, tuple[int, int]]]:
-    """The number of matrices of each shape in each layer, by the layer's number of experts."""
+    """The number of matrices for each triple of layer, number of experts, and shape."""
     return Counter((layer, it.experts, it.shape) for it in shape.families for layer in it.layers)
 
 

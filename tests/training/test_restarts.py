@@ -83,7 +83,7 @@ def killed_run(tmp_path: Path, seed: int, undisturbed: Path) -> float:
     """A run whose rank is killed at a random step ends with the undisturbed run's bits."""
     draw = random.Random(seed)
     folder = tmp_path / f"run-{seed}"
-    named = ["--out", folder.name] if seed % 2 else []  # otherwise found again by torchrun's run id
+    named = ["--out", folder.name] if seed % 2 else []  # otherwise ranks find the run by torchrun's run id
     with torchrun(RANKS, folder, *JOB, *TP, *named) as process:
         if not named:
             folder = only_run(tmp_path / "runs", [process])
@@ -109,7 +109,7 @@ def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
 def test_five_killed_runs_go_on_with_fewer_ranks_and_with_more_again(
     tmp_path: Path, undisturbed: Path
 ) -> None:
-    """On 4 ranks, then 3, then 4, the losses are the same except for the order of sums."""
+    """On 4 ranks, then 3, then 4, the losses differ only by the order of sums."""
     for seed in range(5):
         folder = tmp_path / f"run-{seed}"
         with torchrun(RANKS, folder, *JOB, *TP, "--out", folder.name, restarts=0) as process:

@@ -182,7 +182,7 @@ def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, na
 def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a restart, an equal id is not enough; after one it is, as all agents may have been replaced."""
+    """An equal id is enough only after a restart, because then all agents may have been replaced."""
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     with pytest.raises(RunFolderError, match="already in use"):
@@ -194,7 +194,7 @@ def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
 def test_ranks_go_on_while_their_job_keeps_one_agent_from_each_restart_to_the_next(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job has one node, then two, then only the other one, then two. No agent has counted a restart."""
+    """The job has one node, then two, then only the second one, then two. No agent has counted a restart."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["none_a"]})

@@ -18,7 +18,7 @@ from scripts.lab.faults.nodes import NoNamespacesError, disturbed
 def test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one(
     kind: str, least: int, tmp_path: Path
 ) -> None:
-    """On the remaining nodes, the losses are the same except for the order of sums."""
+    """On the remaining nodes, the losses differ only by the order of sums."""
     try:
         is_alike, _ = disturbed(Random(0), [kind], least, tmp_path, 20)
     except NoNamespacesError as error:

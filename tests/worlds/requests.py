@@ -39,7 +39,7 @@ STARTS = {
 class Ask:
     """A request as a function of the position: the kind, the elements of a piece, and the dtype.
 
-    ``splits``: the number of elements that each position sends to each; ``starts``: their offsets.
+    ``splits``: the number of elements that each position sends to each position; ``starts``: their offsets.
     """
 
     kind: Kind
@@ -107,7 +107,7 @@ def numbers(position: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> list[Ask]:
-    """All eight kinds, with pieces of several elements and of none, in each dtype."""
+    """All eight kinds in each dtype; pieces have four elements, one or none."""
     made = [Ask(kind, size, dtype) for dtype in dtypes for kind in KINDS[:-1] for size in (4, 1, 0)]
     split = [(splits, None) for splits in SPLITS.values()] + list(STARTS.values())
     return made + [Ask("all_to_all", 0, dtype, *one) for dtype in dtypes for one in split]

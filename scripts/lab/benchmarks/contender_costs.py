@@ -46,8 +46,8 @@ class ContenderCost:
     """The costs of one contender on one rank.
 
     ``asked``: the requests of a step, summed. ``wire``: what Gloo should send for them. ``tcp``: the bytes
-    that the kernel counted, None without a counter. ``learn``, ``finish`` and ``collectives``: seconds, one
-    per step.
+    that the kernel counted; None if it has no counter. ``learn``, ``finish`` and ``collectives``: seconds,
+    one per step.
     """
 
     asked: LedgerRow

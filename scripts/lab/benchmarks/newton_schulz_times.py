@@ -45,7 +45,7 @@ Contender = Callable[[list[Tensor]], list[Tensor]]
 class WorkTimes:
     """Seconds of each contender, one per round, and GFLOP/s of plain products, five per kind and round.
 
-    ``chosen`` is the recipe that ``"auto"`` chose, by shape as text.
+    ``chosen`` maps each shape, as text, to the recipe that ``"auto"`` chose.
     """
 
     work: str
@@ -186,7 +186,7 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
 
 
 def summary(tables: Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]) -> str:
-    """The speedups over torch's function in docs/evidence.md, from tables given as titles and rows."""
+    """The lines of docs/evidence.md with speedups over torch's function; ``tables`` are titles and rows."""
     lines = [
         '| what, and on which CPU | default | fastest drop-in | `"auto"` | of its own floor |',
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
+"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as possible.
 
 Each ``Peer``'s fields and the tables list the remaining differences; seconds must be compared with these in
 mind. A package is imported when its contender is made. If it is not installed, or fails here, it is left out,
@@ -86,9 +86,9 @@ def first_line(error: BaseException) -> str:
 def import_alone(dotted: str) -> ModuleType:
     """Import one module of a package without running the ``__init__`` of the packages that contain it.
 
-    It works if the module imports only its siblings from its package, by relative imports. An example
-    is the optimizer of ``timm``; the whole of ``timm`` would need a torchvision built for this torch. The
-    module gets another name in ``sys.modules``, so that importing the package itself still loads all of it.
+    The module may import only siblings from its package, and only by relative imports. An example is the
+    optimizer of ``timm``; the whole of ``timm`` would need a torchvision built for this torch. The module
+    gets another name in ``sys.modules``, so a later import of the package still loads all of it.
 
     Raises:
         ModuleNotFoundError: there is no such package or module.

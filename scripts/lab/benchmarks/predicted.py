@@ -76,8 +76,8 @@ def strategies_table(command: str) -> Table:
         "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
         "out. The whole step holds what comes before, too: DDP's all_reduce of the gradients for "
         "`round_robin`, FSDP2's three moves for `owner`, a mean over ranks. The ratios are of whole steps. "
-        "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. Over DDP, with "
-        "p = 2, the sign turns round: `zero1, boundary` sends less, as does ZeRO-1 AdamW.",
+        "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. With g = 4, "
+        "p = 2, the sign over DDP turns round: `zero1, boundary` and ZeRO-1 AdamW both send less than DDP.",
     )
     return Table("The strategies: formula and ledger", rows, command, notes)
 

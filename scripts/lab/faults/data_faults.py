@@ -161,12 +161,12 @@ def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
-    """Cut a square matrix along rows that all other ranks hold whole."""
+    """Cut the rows of a square matrix, which all other ranks hold whole."""
     return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 
 def _flip_a_bit(rig: Rig, dice: Random, of_momentum: bool = False) -> None:
-    """Flip one bit of a mantissa, as a cosmic ray would, in a matrix that is copied on several ranks."""
+    """Flip one bit of a mantissa in a matrix that several ranks hold, as a cosmic ray would."""
     param = rig.params[job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))]
     tensor = rig.muon.state[param]["momentum_buffer"] if of_momentum else param.detach()
     bits = local_part(tensor).view(torch.int32).view(-1)
@@ -184,7 +184,7 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether ranks hold copies that the package can compare. Not with FSDP2 or a user's functions."""
+    """Whether ranks hold copies that the package can compare; false for FSDP2 or a user's functions."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 

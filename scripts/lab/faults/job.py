@@ -32,7 +32,7 @@ from muon_tutorial.worlds.local import LocalMesh
 
 SHAPES = ((8, 12), (12, 8), (4, 12), (12, 4), (8, 8), (8, 12))
 CUTS: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0))
-WHOLE = 4  # the number of the matrix that every rank holds whole if parameters are plain tensors
+WHOLE = 4  # if parameters are plain tensors, every rank holds the matrix of this number whole
 TWINS = (0, 5)  # two matrices of the same shape and cut
 STEPS = 4
 FAULT_AT = 1  # the step with the fault
@@ -136,7 +136,7 @@ def _grains(step: int, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tens
 
 
 Given = Callable[[int, int, Tensor], Tensor]
-"""How a fault changes a mean gradient: it gets the step, the matrix's number, and the gradient."""
+"""Changes a mean gradient as a fault does, given the step, the matrix's number, and the gradient."""
 
 
 def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:

@@ -86,8 +86,8 @@ METADATA = {
 
 
 def assert_keeps_to_the_format(document: dict[str, Any]) -> None:
-    """Check types, times, names of metadata and ids of flows; and that complete events of one thread nest,
-    to a nanosecond, which viewers need to draw them."""
+    """Check types, times, names of metadata and ids of flows. Complete events of one thread must nest, to a
+    nanosecond, because otherwise viewers cannot draw them."""
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in document["traceEvents"]:
         assert isinstance(event["name"], str), event

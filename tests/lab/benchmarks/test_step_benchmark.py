@@ -47,7 +47,7 @@ def stranger(name: str, kind: type[Optimizer]) -> StepContender:
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_products() -> Iterator[None]:
-    """Measure rates on products of 16 × 16: 768 × 768 would take a CPU without bf16 units a second."""
+    """Measure rates on products of 16 × 16: those of 768 × 768 take a second without bf16 units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_benchmark, "product", lambda dtype, side, device: product(dtype, 16, device))
         yield

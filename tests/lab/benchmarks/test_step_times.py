@@ -20,8 +20,8 @@ def test_errors_and_pairs_are_counted_by_hand() -> None:
     row = accuracy("all", seen=[1.0, 2.0, 2.1, 4.0], said=[1.1, 2.0, 1.9, 1.0])
     assert row["median error"] == pytest.approx((0.2 / 2.1 + 0.1) / 2, abs=1e-4)
     assert row["largest"] == pytest.approx(0.75)
-    # Five pairs differ by more than a tenth (2.0 and 2.1 do not); the order of the three with 4.0 is
-    # predicted wrongly.
+    # Five pairs differ by more than a tenth (2.0 and 2.1 do not). The three pairs with 4.0 are predicted in
+    # the wrong order.
     assert row["pairs that differ by more than 10%"] == 5
     assert row["told right"] == pytest.approx(2 / 5)
 

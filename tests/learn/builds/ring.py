@@ -45,7 +45,7 @@ def broadcast(x, rank, ranks, root):
 
 def all_to_all(pieces, rank, ranks):
     came = {rank: pieces[rank]}
-    going = [pieces[(rank + far) % ranks] for far in range(1, ranks)]  # the nearest rank's first
+    going = [pieces[(rank + far) % ranks] for far in range(1, ranks)]  # the nearest rank's piece is first
     for turn in range(1, ranks):
         going = list(pass_on(torch.stack(going), rank, ranks))
         came[(rank - turn) % ranks] = going.pop(0)

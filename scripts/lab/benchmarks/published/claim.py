@@ -74,7 +74,7 @@ class Claim:
 def read_claims() -> tuple[Claim, ...]:
     """The claims of ``claims.json``, in its order.
 
-    There, a list stands for a call: ``["module.function", arguments …]``, of a module of this folder.
+    There, a list such as ``["module.function", arguments …]`` is a call of a function in this folder.
     ``from`` tells a reader how a published number was computed.
     """
     held = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def _called(call: list[Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and our figure. ``ratio`` is our number over the published one, None without one."""
+    """A claim and our figure. ``ratio`` is our number over the published one; None if there is none."""
 
     claim: Claim
     ours: float

@@ -87,14 +87,14 @@ def requests(plan: Plan) -> int:
 
 @cache
 def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """19 layers of Qwen3-235B-A22B, for 16 ranks, and an eighth of their experts, for 2 ranks."""
+    """Qwen3-235B-A22B, 19 layers: the dense matrices for 16 ranks, an eighth of the experts for 2 ranks."""
     dense, experts = stage_matrices(find_model("qwen3-235b-a22b"), tp=16, ep=8, pp=5)
     cut = tuple(replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in experts)
     return tuple(dense), cut
 
 
 def fewer_collectives() -> float:
-    """Collectives if all ranks gather all matrices, divided by those with owners; over both domains."""
+    """Collectives if all ranks gather all matrices, divided by those with owners in both domains together."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # an exchange carries any number
@@ -112,7 +112,7 @@ def step_moves_nothing() -> float:
 
 
 def submatrices(D: int) -> list[Matrix]:
-    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, in D shards.
+    """The rows that Dion2 orthogonalizes in eight layers of width 5120: a quarter, in D shards.
 
     The shapes follow from the published all_to_alls: each of two ranks sends 640 rows of a matrix with 5120
     rows, and 2560 rows of one with 20480.
@@ -132,6 +132,6 @@ def megabytes_to_an_owner(D: int) -> float:
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB that each of 8 ranks needs less than with AdamW and its 8 bytes per element (Qwen2.5-3B, ZeRO)."""
+    """GiB that a rank needs less than with AdamW's 8 bytes per element (8 ranks, Qwen2.5-3B, ZeRO)."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30

@@ -70,7 +70,7 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 def overlapped() -> float:
     """For the largest matrix: seconds of a step with window 3, divided by those with window 1.
 
-    This matrix is 92 % of the model, so one bucket with it alone is planned.
+    This matrix is 92 % of the model, so the plan has this matrix alone, in one bucket.
     """
     return _step(window=3) / _step(window=1)
 

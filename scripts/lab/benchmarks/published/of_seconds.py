@@ -85,7 +85,7 @@ def products_on_a800s() -> float:
 
 
 def step_of(model: str, gpus: int, muon_rate: float) -> float:
-    """A step's seconds if Muon's operations average ``muon_rate`` per second and GPU over the step."""
+    """A step's seconds if Muon does ``muon_rate`` operations per second and GPU, averaged over the step."""
     return operations(find_model(model)) / gpus / muon_rate
 
 
@@ -117,7 +117,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
     """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
     Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. If ``homes``
-    nodes keep whole matrices instead, each has only its share of the work.
+    nodes keep whole matrices instead, each of them has only its share of the work.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32

@@ -66,7 +66,7 @@ def by_symmetry(rows: int, columns: int) -> float:
 
 
 def by_local_products(ranks: int) -> float:
-    """How often as many square products a rank computes if ranks share none instead of all except A²."""
+    """A rank's square products if ranks share none of them, divided by those if they share all but A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
