@@ -136,7 +136,7 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part as torch does in the whole matrix: in full vectors, except in the matrix's partial block."""
+    """Add a part with the whole matrix's bits: in full vectors, except in the matrix's partial block."""
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
     places = places[places >= 0]  # only elements in the last, partial block

@@ -70,7 +70,7 @@ class Clone:
         )
 
     def count(self, call: str) -> int:
-        """Return the number of calls of Python with ``call`` so far."""
+        """Return how often Python was called with ``call`` so far."""
         return self.calls.read_text().count(call)
 
 

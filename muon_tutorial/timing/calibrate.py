@@ -368,8 +368,8 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
     As a result, long samples count more than they would with relative errors.
 
     Ranks share the cores. The processors' work takes the larger of two times: the sum of all ranks' work
-    divided by the number of cores, or the busiest rank's work. A rank's bytes take at least their time on its
-    link. If no sample had more ranks than cores, the seconds per round include the seconds per message.
+    divided by the number of cores, or the busiest rank's work. A rank's bytes take at least as long as its
+    link needs. If no sample had more ranks than cores, the seconds per round include the seconds per message.
     """
 
     def shared(work: Sequence[int]) -> float:

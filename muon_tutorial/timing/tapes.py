@@ -57,7 +57,8 @@ class Iterated(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tape:
-    """The steps of one walk, and the sizes in these steps. ``"copy"`` and ``"hold"`` have one size, in bytes.
+    """The steps of one walk, and the sizes in these steps. ``"copy"`` and ``"hold"`` each have one size, in
+    bytes.
 
     ``first``: the length of the first slice. ``places``: the positions along dp that hold a slice.
     """

@@ -344,7 +344,7 @@ SETUPS: dict[str, Setup] = {
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
-MATRICES = 4  # the number of matrices that all ranks together step, in every setup
+MATRICES = 4  # in every setup, the number of matrices stepped, summed over ranks
 
 
 def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:

@@ -33,7 +33,7 @@ def params_of(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> lis
 
 
 SHAPES = ((4, 6), (6, 4), (8, 8))
-MISMATCHES: dict[str, Callable[[bool], Any]] = {  # the parameters of a rank, ``odd`` on one rank
+MISMATCHES: dict[str, Callable[[bool], Any]] = {  # a rank's parameters; one rank is ``odd``
     "a shape": lambda odd: params_of((4, 6), (4, 7) if odd else (4, 6), (8, 8)),
     "a dtype": lambda odd: params_of((4, 6), (4, 6), dtype=torch.bfloat16 if odd else torch.float32),
     "an order": lambda odd: params_of(*SHAPES[:: -1 if odd else 1]),

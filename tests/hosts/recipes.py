@@ -154,7 +154,7 @@ def _launch(words: list[str], folder: Path) -> int:
 
 
 def _fork(words: list[str], folder: Path, ranks: int) -> int:
-    """Run a recipe on forks, and return the first exit status that is not 0."""
+    """Run a recipe in forked processes, and return the first exit status that is not 0."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "transformers.trainer"])
     environment = _environment(folder) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), f"{ranks}")

@@ -109,7 +109,7 @@ def test_ranks_that_share_a_clock_would_have_had_the_same(
 def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each rank's slice cuts the five shapes elsewhere; most ranks' walks follow from three ranks' walks."""
+    """Each slice cuts the five shapes at other places; most ranks' walks follow from three ranks' walks."""
     sizes = {"dp": 53, "tp": 2}
     plan = STRATEGIES[name](matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
     told: list[Coordinate] = []

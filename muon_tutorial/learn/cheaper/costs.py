@@ -94,7 +94,7 @@ def _source() -> str:
 class Setting:
     """What is compared: dtypes of weights and gradients, tokens a step, bandwidth relative to the file's.
 
-    ``fewer`` is AdamW's number of steps to a loss divided by Muon's; 1 compares single steps.
+    ``fewer`` is AdamW's steps divided by Muon's, to the same loss; 1 compares single steps.
     """
 
     dtypes: str = "all fp32"

@@ -99,7 +99,7 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
-    """The arrow's lines. Between the last lane and the first, one line leaves the card and one enters it."""
+    """The arrow's lines. From the last lane to the first: one line out of the card, and one line into it."""
     here, there = message.sender, message.receiver
     high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
     if there != (here + 1) % ranks:

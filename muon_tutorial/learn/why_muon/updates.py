@@ -108,7 +108,7 @@ class LossDrop:
 
 
 def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossDrop]:
-    """How far the loss falls after each optimizer's updates of hidden matrices, scaled to ``LOUDNESS``."""
+    """How far the loss falls when hidden matrices get each optimizer's updates, scaled to ``LOUDNESS``."""
     names = split_parameters(run.model).hidden_names
     by_name = {name: updates_of(run, name, orthogonalize) for name in names}
     with measure.one_thread():

@@ -138,7 +138,7 @@ def count_files(rank: int, root: str) -> Undisturbed:
 
 
 def _arm(case: Case, root: str, usual: Undisturbed) -> None:
-    """Arm a strike at a file event or, for a kill, at any moment during a save."""
+    """Make the fault strike at a file event; a kill may strike at any moment of a save."""
     dice = case.random
     hit = partial(Trigger(case, case.rank or 0, Path(root).parent, AT_A_FILE).at, case.phase)
     if case.kind == "SIGKILL while saving" and dice.random() < 0.5:

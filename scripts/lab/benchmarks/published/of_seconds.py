@@ -85,7 +85,7 @@ def products_on_a800s() -> float:
 
 
 def step_of(model: str, gpus: int, muon_rate: float) -> float:
-    """A step's seconds if Muon does ``muon_rate`` operations per second and GPU, averaged over the step."""
+    """A step's seconds if each GPU does ``muon_rate`` operations per second, averaged over Muon's step."""
     return operations(find_model(model)) / gpus / muon_rate
 
 
