@@ -304,7 +304,7 @@ tearing.check(torn)
 # <details><summary>Solution</summary>
 #
 # A run of rows is on one rank if its first and its last row are. But stacked, a head can be torn although each of its
-# three runs is whole: all three must lie on the *same* rank. With two ranks or more they never do, because q and v of
+# three runs is whole: all three must lie on the *same* rank. As soon as tp cuts, they never do, because q and v of
 # a head are two thirds of all rows apart.
 #
 # ```python

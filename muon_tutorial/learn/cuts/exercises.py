@@ -296,8 +296,8 @@ def torn_exercise() -> Exercise:
 
     slips = (
         ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
-        ("As one, the step is that of 3 · heads · rows.", lambda *case: torn(*case[:3], False)),
-        ("One by one, the step is that of heads · rows.", lambda *case: torn(*case[:3], True)),
+        ("As one, the step is that of 3 · heads · rows.", lambda h, r, tp, _: torn(h, r, tp, False)),
+        ("One by one, the step is that of heads · rows.", lambda h, r, tp, _: torn(h, r, tp, True)),
         ("With tp = 1 nothing is cut.", lambda heads, rows, tp, stacked: heads),
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
