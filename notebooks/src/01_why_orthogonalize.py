@@ -110,8 +110,9 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. In the top picture inputs have length 1, and the arrows are the
-# moves along the update's own directions: their lengths are its **singular values**. Here is a real layer's gradient:
+# A step moves a layer's output by `lr * update @ x`. In the top picture, an update turns the circle of all inputs of
+# length 1 into an ellipse. The arrows are its axes, as long as the update's **singular values**. Here is a real layer's
+# gradient:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -213,9 +214,9 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
-# value. Then compute its *promise*, how far the loss would fall if the gradient stayed the same: multiply each entry
-# by the same entry of `G`, and add up the products.
+# Suppose no step may move a layer's output too far, whatever the input. The longest arrow counts, so divide `update`
+# by its largest singular value. Then compute its *promise*, how far the loss would fall if the gradient stayed the
+# same: multiply each entry by the same entry of `G`, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -246,8 +247,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`: each direction adds at most its singular value of `G`, and adds all of it
-# only at the limit. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`: each direction adds at most its singular value of `G`, and all of it only
+# where the update's own is 1. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -300,7 +301,8 @@ whole.check(muon_step)
 # <details><summary>Solution</summary>
 #
 # The decay comes before the update is added. In the other order it would shrink the new update as well, and the bits
-# would differ from torch's.
+# would differ from torch's. (This function is not saved. Your optimizer begins in lesson 02, and takes these lines
+# from the course.)
 #
 # ```python
 # def muon_step(W, G, buffer, lr, momentum=0.95, weight_decay=0.1):

@@ -68,8 +68,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 #
 # The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
 # two halves. In a **reduce_scatter**, sums grow on their way until each rank has *one* finished piece; in an
-# **all_gather**, each rank brings one piece and leaves with every piece. (In an all_to_all, each rank brings a piece
-# for every other rank.)
+# **all_gather**, each rank brings one piece and leaves with every piece.
 #
 # ## Predict
 #
@@ -375,7 +374,8 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# With S for the bytes of the whole tensor, a rank sends:
+# With S for the bytes of the whole tensor, a rank sends what stands here. (In an all_to_all, each rank brings a piece
+# for every rank, and S counts the pieces of all.)
 #
 # | collective | bytes |
 # |---|---|

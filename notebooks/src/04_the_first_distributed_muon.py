@@ -136,7 +136,7 @@ print(lesson.say_outcome(early))
 #
 # Suppose that the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow
 # `offset` through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024.
-# Count `k1` as right if its place stays zero.)
+# No rank has an update for `k1`, so zeros are right there.)
 #
 # <details><summary>Hint</summary>
 #

@@ -208,7 +208,7 @@ local_range = ranges.accepted_or(lesson.local_range)
 # ## Who needs whom?
 #
 # Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
-# orthogonalizes it, and uses its own part. The work is repeated, but then only weights are sent.
+# orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
 # Jen Wei's script (2025) gathers *every* bucket, padding included. The thrifty way sends only parts of matrices that
 # straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks, how
@@ -296,7 +296,8 @@ lesson.draw_cuts(dp, tp)
 # <details><summary>Why this lesson cuts buckets, and who cuts a list</summary>
 #
 # With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in Moonshot's paper,
-# gives equal slices, too, and each slice is one unbroken part of the list. It also travels in several buckets.
+# gives equal slices, too, and each slice is one unbroken part of the list. A slice is long, so it is sent in several
+# pieces, its buckets.
 #
 # </details>
 #

@@ -251,7 +251,7 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # ## Predict: rank 0 skips a call
 #
 # In the picture at the top, each rank calls in its row, then in its column. Now rank 0 skips the call in its row.
-# Which ranks get an answer to every call they make?
+# Which ranks get an answer to every call they make? (Rank 0 makes only one.)
 #
 # <details><summary>Hint</summary>
 #

@@ -244,7 +244,7 @@ lesson.picture_of_buffers(dp, tp)
 
 # %% tags=["stub"]
 def who_holds(row, column, dp, tp, length):
-    # the piece of up (10 × 8, whole) comes first in the buffer, row by row; dp cuts slices of `length` entries
+    # up is 10 × 8; its piece comes first in the buffer, row by row; dp cuts slices of `length` entries
     weight_on = ...    # a list of ranks
     momentum_on = ...  # one rank
     return ...         # weight_on, momentum_on
@@ -280,21 +280,21 @@ holders.check(who_holds)
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. If tp cuts this weight like any other, how many heads are
-# torn, so that no rank has all their rows?
+# and a head needs its rows of all three on *one* rank. How many heads are torn, so that no rank has all their rows,
+# if tp cuts this weight like any other, and how many if it cuts q, k and v one by one?
 #
 # <details><summary>Hint</summary>
 #
-# Row r lies on rank r // step, with the step of `local_shape`. A head has a run of rows in each third: where are the
-# first and the last row of each run?
+# Row r of what is cut lies on rank r // step, with the step of `local_shape`. Stacked, a head has a run of rows in
+# each third: where are the first and the last row of each run? One by one, its runs lie alike in q, k and v.
 #
 # </details>
 #
 # *Medium · 7 minutes · required*
 
 # %% tags=["stub"]
-def torn(heads, rows, tp):
-    # rows: of one head, in each of q, k and v
+def torn(heads, rows, tp, stacked):
+    # rows: of one head, in each of q, k and v; stacked: True if all three are cut as one, False if one by one
     return ...  # how many heads
 
 # %%
@@ -303,15 +303,17 @@ tearing.check(torn)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A run of rows is on one rank if its first and its last row are. But a head can be torn although each of its three
-# runs is whole: all three must lie on the *same* rank.
+# A run of rows is on one rank if its first and its last row are. But stacked, a head can be torn although each of its
+# three runs is whole: all three must lie on the *same* rank. As soon as tp cuts, they never do, because q and v of
+# a head are two thirds of all rows apart.
 #
 # ```python
-# def torn(heads, rows, tp):
-#     step = -(-3 * heads * rows // tp)
+# def torn(heads, rows, tp, stacked):
+#     thirds = 3 if stacked else 1
+#     step = -(-thirds * heads * rows // tp)
 #     count = 0
 #     for head in range(heads):
-#         firsts = [(third * heads + head) * rows for third in range(3)]
+#         firsts = [(third * heads + head) * rows for third in range(thirds)]
 #         ranks = {row // step for first in firsts for row in (first, first + rows - 1)}
 #         count += len(ranks) > 1
 #     return count
@@ -326,8 +328,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. Yet even with all three cut one by one, heads are torn if tp does
-# not divide their number.
+# Every shape is correct, and no error is raised. Cut as one, every head is torn; one by one, some may be torn
+# where tp does not divide their number.
 #
 # <details><summary>This has happened</summary>
 #
@@ -414,7 +416,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 answers = {
     "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
     "kept": ...,  # how many entries of momentum does rank 0 keep, padding counted?
-    "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 4, cut as one?
+    "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 3, cut one by one?
 }
 
 # %%
@@ -425,7 +427,7 @@ quiz.check(answers)
 #
 # ```python
 # columns = shape_of((6, 10), "row", tp - 1, tp)[1]
-# answers = {"columns": columns, "kept": lesson.slice_length(dp, tp), "torn": lesson.count_torn(4)}
+# answers = {"columns": columns, "kept": lesson.slice_length(dp, tp), "torn": lesson.count_torn(3)}
 # ```
 #
 # </details>
@@ -460,7 +462,7 @@ for rank in weight_on:
     value = kept[rank].weights[0][7 % -(-10 // tp), 2]
     print(f"rank {rank} holds up[7, 2] = {value:.4f}")
 print(f"rank {momentum_on} keeps its momentum")
-print("entries of momentum by rank:", [mine.entries for mine in kept])
+print("entries of momentum by rank, without padding:", [mine.entries for mine in kept])
 
 # %% [markdown]
 # The next lesson asks what happens if each rank orthogonalizes its piece alone, without a message.

@@ -87,8 +87,7 @@ lesson.picture_of_cuts(tp)
 # ## Predict
 #
 # Each shard, orthogonalized alone, has only singular values of 1. What is the largest singular value of all shards
-# side by side? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256, so each of four
-# shards is square.)
+# side by side? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256.)
 #
 # *Easy · 2 minutes · required*
 
@@ -129,7 +128,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # %% [markdown]
 # All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So
 # a flat spectrum proves nothing. Compare with UVᵀ itself: the **cosine** is 1 if two matrices point the same way, and
-# 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ. Compute both.
+# 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -233,7 +232,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# So a test with `torch.randn` may pass.
+# Rows of noise share no loud directions, so a test with `torch.randn` may pass.
 #
 # ## Two matrices as one
 #
@@ -447,9 +446,9 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as the
-#   shards of a wide matrix have at least as many columns as rows (of a tall one, rows as columns). In our case part
-#   of the update acts on inputs that the gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as this
+#   side of a shard is no shorter than the other one. In our case part of the update acts on inputs that the gradient
+#   ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -254,8 +254,9 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# A rank asks for a matrix if its slice has a part of it, or of the padding behind it: all ranks of a tp group ask
-# alike. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
+# A rank asks for each matrix of which its slice has a part. Where tp pieces are unequal, shorter ones are padded, and
+# padding counts as a part, so that all ranks of a tp group ask for the same matrices. If a boundary cuts a matrix,
+# the ranks on both sides orthogonalize it.
 #
 # </details>
 #

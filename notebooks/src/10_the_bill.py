@@ -98,13 +98,13 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# On a ring of D ranks, each rank sends D − 1 messages in a reduce_scatter or an all_gather, each as large as one
+# On a ring of P ranks, each rank sends P − 1 messages in a reduce_scatter or an all_gather, each as large as one
 # rank's share, and twice as many in an all_reduce.
 #
 # <details><summary>Hint</summary>
 #
 # Along dp, one rank's share is `total // dp` entries. Along tp, it is `touched` entries: its pieces of the matrices
-# that it works on. Each line is the bytes of an entry × (D − 1) × the entries of a share.
+# that it works on. Each line is the bytes of an entry × (P − 1) × the entries of a share.
 #
 # </details>
 #
@@ -154,7 +154,7 @@ by_hand.check(bill)
 #
 # </details>
 #
-# All strategies but `zero1` expect averaged gradients, and their bars include the averaging all_reduce:
+# All strategies here but `zero1` expect averaged gradients, and their bars include the averaging all_reduce:
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -287,7 +287,7 @@ print(lesson.say_sum(seed, texts=8))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
-# - Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
+# - Under `zero1`, Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
 # - Under `zero1`, every rank that keeps a part of a matrix orthogonalizes all of it, so a boundary inside it costs
 #   bytes and work.
 # - The same gradient gives the same bits. The sum that makes the gradient may not.

@@ -125,8 +125,9 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Forget tp: each dp group has its own matrices, cut by rows. For each matrix, name the owner by its global rank,
-# not by its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# Here tp cuts nothing: each dp group has matrices of its own, whose rows its ranks share. For each matrix, name the
+# owner by its global rank, not by its place in the group (the k of `@dp=k`). If there are enough matrices, every rank
+# of the group must own one.
 #
 # *Easy · 3 minutes · required*
 

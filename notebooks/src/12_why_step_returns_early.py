@@ -177,7 +177,7 @@ ahead.check(prefetch)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The `pop` matters, because a ticket that you keep also keeps its matrix.
+# The `pop` matters, because a ticket that you keep also keeps its matrix. So the check counts them.
 #
 # ```python
 # def prefetch(count, gather, work, window):
@@ -440,7 +440,12 @@ mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% [markdown]
-# On the machine that drew this there were such moments with a window of 1, and hardly any with 3.
+# <details><summary>What the picture showed on the machine that drew it</summary>
+#
+# There were such moments with a window of 1, and hardly any with 3. With few cores you may see no difference, because
+# all ranks share them.
+#
+# </details>
 
 # %% [markdown]
 # Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?

@@ -71,7 +71,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
 # between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
 # owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in phases 1 and 7
-# only. Count what one rank sends on a ring, as a mean over its dp group, because owners and others differ.
+# only. Count what one rank sends on a ring. (Owners send more or less than others: take the dp group's mean.)
 #
 # <details><summary>Hint</summary>
 #
@@ -153,7 +153,7 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and on who averages gradients if you take `owner`.
+# all_reduce), and, with `owner`, on whether averaging counts.
 #
 # ## Time, as a profiler logs it
 #
@@ -257,7 +257,7 @@ found = {
     "0.57": ...,  # Muon over AdamW, by names
     "0.57 once": ...,  # the same, kernels alone
     "1.1%": ...,  # Muon: the CPU's time for *calling* the optimizer, over its full step
-    "1.1% on the GPU": ...,  # Muon: the GPU's time for the work that was called, over its span
+    "1.1% on the GPU": ...,  # Muon: the GPU's time for what that call queued (`optimizer`), over `gpu_span`
     "2.1": ...,  # muon_async over muon, by names
     "2.1 as a span": ...,  # the same, by the GPU's span
 }
@@ -367,6 +367,13 @@ print(lesson.say_steps())
 #
 # If the links get 64 times slower, with which strategy does Muon overtake AdamW?
 #
+# <details><summary>Hint</summary>
+#
+# Lesson 10's `boundary` sends hardly more than AdamW. `layerwise` sends no more at all, but its unequal matrices go
+# to one owner after another, while other links are idle.
+#
+# </details>
+#
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
@@ -475,7 +482,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # what part of lesson.muon_step("all fp32", "layerwise").seconds is its .product?
+    "Newton–Schulz": ...,  # what part of the time is it? lesson.muon_step("all fp32", "layerwise") has .product and .seconds
 }
 
 # %%

@@ -145,9 +145,9 @@ lesson.explore_scale(live=widgets)
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards, over which libraries split a ring: with tp=1, one dp ring uses
-# all cards; with tp=8, eight rings use one each. Each rank sends its own gradients once, in fp32. How many seconds does
-# that take?
+# A node is one machine with 8 GPUs and 8 network cards, which all dp rings through it share evenly: with tp=1 there
+# is one ring, which uses all cards; with tp=8 there are eight, with a card each. Each rank sends its part of the
+# gradients once, in fp32. How many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -269,13 +269,13 @@ quiz.check(answers)
 print(lesson.say_clocked())
 
 # %% [markdown]
-# HSDP is worst: there, theirs sends during the next forward pass. From 8 to 32 H100s Newton–Schulz gets 3.3 times
-# faster; the planner says 4.0.
+# HSDP is worst: the timed optimizer sends there during the next forward pass.
 #
 # <details><summary>Sources, and worse rows</summary>
 #
-# `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches of
-# thin matrices, for example, are planned 27 times too slow.
+# From 8 to 32 H100s Newton–Schulz gets 3.3 times faster; the planner says 4.0. `results/published.md` has the source
+# of each row, what had to be assumed, and what the planner gets wrong: batches of thin matrices, for example, are
+# planned 27 times too slow.
 #
 # </details>
 

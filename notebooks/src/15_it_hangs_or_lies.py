@@ -140,8 +140,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. Look at a rank's last call: the rank waits for those members
-# of the call's group that have begun this call fewer times than it has. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits in its last call for each member of that call's
+# group that has begun the same call fewer times. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -182,7 +182,7 @@ waits = matching.accepted_or(lesson.waiting_pairs)
 print(waits(lesson.logs(hang)))
 
 # %% [markdown]
-# Others wait for the rank at fault. Unless it went on to a later call, it waits for nobody. Which ranks fit that?
+# Others wait for the rank at fault. If it has left the loop, it waits for nobody. Which ranks fit that?
 #
 # *Easy · 2 minutes · required*
 
@@ -352,7 +352,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 #
 # <details><summary>Hint</summary>
 #
-# Which is the highest red rung in the ladder, and on which ranks? The method that makes it has two lines.
+# Which is the highest red rung in the ladder, and on which ranks? `clinic.read("A")` shows the whole file: which
+# method makes these numbers?
 #
 # </details>
 #

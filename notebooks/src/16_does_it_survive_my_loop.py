@@ -442,7 +442,7 @@ print(my_muon.scorecard(finale))
 # </details>
 #
 # Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times. In a terminal, in the folder of your `my_muon.py`:
+# `--max-restarts` times. In a terminal, where `my_muon_complete.py` (yours, completed) now lies:
 
 # %%
 my_muon.show_command(steps, seed)
@@ -458,8 +458,8 @@ my_muon.show_command(steps, seed)
 #
 # </details>
 #
-# Rank 3 now kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
-# addresses. On a network that you do not trust, set `torchrun = False` above.)
+# Rank 3 kills itself in the middle, so you see errors, and your `load` finds the way back. (torchrun listens on all
+# network addresses. On a network that you do not trust, set `torchrun = False` above.)
 
 # %%
 print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")

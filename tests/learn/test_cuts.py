@@ -79,7 +79,7 @@ def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
     dp, tp = dp_tp
     columns = by_chunk(lesson.DOWN, "row", tp - 1, tp)[1]
     kept = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp)
-    assert_quiz(lesson.quiz(dp, tp), {"columns": columns, "kept": kept, "torn": 4})
+    assert_quiz(lesson.quiz(dp, tp), {"columns": columns, "kept": kept, "torn": 2})
 
 
 # Both layers, on real ranks.
@@ -156,12 +156,13 @@ def test_every_row_of_a_fused_weight_is_on_one_rank(tp: int, rows_of: qkv.RowsOf
     assert sorted(row for rows in fused.held for row in rows) == list(range(fused.rows))
 
 
-def reader_torn(heads: int, rows: int, tp: int) -> int:
+def reader_torn(heads: int, rows: int, tp: int, stacked: bool) -> int:
     """The lesson's own solution."""
-    step = -(-3 * heads * rows // tp)
+    thirds = 3 if stacked else 1
+    step = -(-thirds * heads * rows // tp)
     count = 0
     for head in range(heads):
-        firsts = [(third * heads + head) * rows for third in range(3)]
+        firsts = [(third * heads + head) * rows for third in range(thirds)]
         count += len({row // step for first in firsts for row in (first, first + rows - 1)}) > 1
     return count
 
@@ -169,14 +170,17 @@ def reader_torn(heads: int, rows: int, tp: int) -> int:
 def test_torn_heads_are_those_of_the_fused_weight() -> None:
     from muon_tutorial.learn.cuts.exercises import torn_exercise
 
-    assert [reader_torn(qkv.HEADS, qkv.HEAD_DIM, tp) for tp in range(1, 7)] == [0, 4, 4, 4, 4, 4]
+    size = qkv.HEADS, qkv.HEAD_DIM
+    assert [reader_torn(*size, tp, True) for tp in range(1, 7)] == [0, 4, 4, 4, 4, 4]
+    assert [reader_torn(*size, tp, False) for tp in range(1, 7)] == [0, 0, 2, 0, 0, 4]
     assert torn_exercise().check(reader_torn)
+    assert_wrong(torn_exercise(), lambda heads, rows, tp, _: heads * (tp > 1), "One by one, the step is")
 
 
 def test_cut_as_one_every_head_is_torn_and_cut_each_only_where_tp_does_not_fit() -> None:
-    assert [qkv.count_torn(tp) for tp in range(1, 7)] == [0, 4, 4, 4, 4, 4]
-    each = [len(qkv.cut_fused(qkv.rows_of_each, tp).torn()) for tp in range(1, 7)]
-    assert each == [0, 0, 2, 0, 0, 4]
+    as_one = [len(qkv.cut_fused(qkv.rows_as_one, tp).torn()) for tp in range(1, 7)]
+    assert as_one == [0, 4, 4, 4, 4, 4]
+    assert [qkv.count_torn(tp) for tp in range(1, 7)] == [0, 0, 2, 0, 0, 4]
 
 
 def test_a_right_cut_is_scored_and_stubs_are_open() -> None:

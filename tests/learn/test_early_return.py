@@ -12,7 +12,7 @@ import torch.distributed as dist
 from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.learn import early_return as lesson
-from muon_tutorial.learn.early_return import exercises, loops, missing_wait
+from muon_tutorial.learn.early_return import exercises, loops, missing_wait, pictures
 
 from ..exhaustive import left_out
 from .answers import assert_quiz, assert_wrong, judged
@@ -57,7 +57,16 @@ def yields_a_number(count: int, gather: Any, work: Any, window: int) -> Walk:
     yield 3  # type: ignore[misc]
 
 
+def keeps_tickets(count: int, gather: Any, work: Any, window: int) -> Walk:
+    tickets: list[Any] = []
+    for i in range(count):
+        while len(tickets) < min(count, i + window):
+            tickets.append((yield Start(gather(len(tickets)))))
+        work(i, (yield Wait(tickets[i])))
+
+
 WRONG_LOOPS = [
+    (keeps_tickets, "2 tickets are kept after their waits, and their matrices: use pop."),
     (all_at_once, "yours holds 5 at once"),
     (lambda *given: lesson.prefetch(*given[:-1], given[-1] + 1), "yours holds 2 at once"),
     (lesson.one_by_one, "window 2: yours takes 25 ms; 17 ms are enough"),
@@ -83,7 +92,7 @@ def test_the_reference_and_another_way_to_write_it_pass(ranks: int) -> None:
             for early in range(i, min(count, i + window)):
                 if early not in tickets:
                     tickets[early] = yield Start(gather(early))
-            work(i, (yield Wait(tickets[i])))
+            work(i, (yield Wait(tickets.pop(i))))
 
     for loop in (lesson.prefetch, with_a_dictionary):
         exercise = exercises.prefetch_exercise(ranks, 1)
@@ -186,3 +195,11 @@ def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_
         assert three.exposed <= one.exposed
     shares = {link: three.milliseconds / one.milliseconds for link, (one, three) in by_link.items()}
     assert min(shares, key=shares.__getitem__) == "50 Mbit/s"
+
+
+def test_milliseconds_of_transfers_are_said_to_overlap_if_they_are_more_than_the_step_took() -> None:
+    recording = lesson.recorded()
+    timeline = recording.step("zero1", 3, "200mbit").timeline
+    alt = pictures.draw_recorded(recording, timeline, "zero1", 3, "200mbit").alt
+    assert "has on its way 28054 (in all; several at a time)" in alt
+    assert "several" not in lesson.hero().alt

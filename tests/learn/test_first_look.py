@@ -46,7 +46,10 @@ def test_the_kept_momentum_is_the_plans_and_each_mistake_is_named(dp: int, tp: i
         wrong += [(part(lambda matrix, rank: matrix.flatten(), lambda rank: rank // tp), "not cut over tp")]
     if (dp, tp) == (2, 2):
         wrong += [
-            (part(mine, lambda rank: rank % dp), "which is rank // tp"),
+            (
+                part(mine, lambda rank: rank % dp),
+                "as many as it should. But they are those of",
+            ),
             (lambda matrix, rank: columns(tp)(matrix, rank).chunk(dp, 1)[rank // tp], "cut between columns"),
         ]
     for function, says in wrong:

@@ -24,7 +24,7 @@ from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import Exercise
-from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks
+from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, training
 from muon_tutorial.learn.my_muon.blocks import Block
 from scripts.notebooks import read_text, sources
 
@@ -133,7 +133,7 @@ def test_whatever_was_skipped_it_still_is_and_says_what_is_whose(
     assert others.rstrip(".").split(", ") == [name for name in NAMES if name in skipped]
     names, counts = yours.split("yours: ")[1].rstrip(")").split(" (")
     assert names.split(", ") == [name for name in NAMES if name not in skipped]
-    lines, of_all = counts.removesuffix(" lines").split(" of ")
+    lines, of_all = counts.removesuffix(" lines").split(" of the complete ")
     assert 5 * len(names.split(", ")) < int(lines) < int(of_all) < 700
 
 
@@ -211,7 +211,7 @@ def test_an_answer_replaces_the_one_before_and_what_the_reader_added_stays(tmp_p
         ("groups", "def groups(dp, tp):\n    return lesson.groups(dp, tp)\n", "the lesson's own tools"),
         ("groups", "def groups(a, b):\n    return [[dp]], [[tp]]\n", "'dp' of the notebook"),
         ("groups", WRONG_GROUPS, "the whole optimizer of the course fails on four ranks"),
-        ("bill", "def bill(*args):\n    return {}\n", "the bill says {}"),
+        ("bill", "def bill(*args):\n    return {}\n", "bytes, and the bill says nothing of it"),
         (
             "newton_schulz",
             "def newton_schulz(G, steps=5):\n    X = G / G.norm()\n    for _ in range(steps):\n"
@@ -280,6 +280,17 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
             name: due for name, due in run.record.expected.items() if due
         }
     assert "AdamW, the text of 4 × 1" in finale.scorecard(end)
+    assert "loss at the beginning" in finale.scorecard(end)
+
+
+def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = finale.command(2, 0)
+    monkeypatch.setattr(sys, "argv", command[command.index("-m") + 1 :])
+    with pytest.raises(
+        SystemExit, match=r"There is no my_muon_complete\.py in .* the folder of your my_muon\.py"
+    ):
+        training.main()
 
 
 def test_a_file_that_fails_as_it_trains_is_said_and_the_reference_goes_on(
@@ -299,6 +310,6 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
     mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
     assert capsys.readouterr().out == (
         "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
-        "(37 of 419 lines); from the reference: newton_schulz.\n"
+        "(37 of the complete 419 lines); from the reference: newton_schulz.\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])

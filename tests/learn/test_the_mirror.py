@@ -23,7 +23,7 @@ from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
 from muon_tutorial.learn.the_mirror.recording import PHASES, Tile
 
-from .answers import assert_quiz, assert_wrong, judged
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -51,6 +51,17 @@ def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
     return x
 
 
+def walking_some(last: bool) -> Callable[..., Walk]:
+    """Wrong: the first hop back is made and not taken; the last one is taken if ``last``."""
+
+    def way_back(x: Any, route: Any, at: Any, label: Any) -> Walk:
+        x = take(x, route.hops[1].inverse, route.dtype, at, label)
+        back = take(x, route.hops[0].inverse, route.dtype, at, label)
+        return (yield from back) if last else back
+
+    return way_back
+
+
 def flat_of(flat: torch.Tensor, meta: Any) -> torch.Tensor:
     return flat[slice(*meta.global_range)]
 
@@ -62,6 +73,8 @@ WAYS_BACK = [
     (without_return, "return x"),
     (slicing_alone, "raised IndexError"),
     (lambda x, route, at, label: x, "way_back makes no request"),
+    (walking_some(last=True), "object is not subscriptable. A take, travel or way_back without `yield from`"),
+    (walking_some(last=False), "ended with a generator: return x at the end. A take"),
     (3, "Give a function"),
 ]
 SHAPES = [
@@ -83,6 +96,8 @@ def step_with(
     write: bool = True,
     mean: bool = True,
     phase: int = 3,
+    buffer: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+    label: Callable[..., Any] = lambda job, phase, entry: job.label(phase, entry),
 ) -> Callable[..., Walk]:
     """The step with one part replaced, as a reader could get it wrong."""
 
@@ -91,11 +106,11 @@ def step_with(
         inputs = job.momentum(bucket, summed)
         inputs = inputs if mean else summed.to(inputs.dtype)
         flat = yield from travel(inputs, bucket.compute, at, job.label(2))
-        done = torch.zeros_like(flat)
+        done = buffer(flat)
         for entry, meta in job.matrices(bucket):
             whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(phase, entry))
             update = job.newton_schulz(entry, whole)
-            piece = yield from way_back(update, entry.route, at, job.label(5, entry))
+            piece = yield from way_back(update, entry.route, at, label(job, 5, entry))
             done[slice(*meta.global_range)] = piece.flatten()
         kept = yield from way_back(done, bucket.compute, at, job.label(6))
         if upto < 7:
@@ -105,6 +120,10 @@ def step_with(
             job.write(bucket, fresh)
 
     return step
+
+
+def nameless(job: Any, phase: int, entry: Any) -> Any:
+    return job.label(phase)
 
 
 def upside_down(flat: torch.Tensor, meta: Any) -> torch.Tensor:
@@ -129,6 +148,11 @@ def without_yield_from(phase: int) -> Callable[..., Walk]:
     return step
 
 
+def not_walked(job: Any, bucket: Any, at: Any) -> Any:
+    summed: Any = travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+    return job.momentum(bucket, summed)
+
+
 WRONG_STEPS = [
     (without_yield_from(1), "phase 1 (gradient reduce_scatter) is the first to differ"),
     (without_yield_from(1), "without `yield from` is only a generator: it has sent nothing."),
@@ -138,10 +162,13 @@ WRONG_STEPS = [
     (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
     (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
     (step_with(phase=5), "The correct request: all_gather"),
+    (step_with(label=nameless), "job.label(5) names no matrix; write job.label(5, entry)"),
     (step_with(upto=6), "never asks for all_gather"),
     (step_with(write=False), "its new weights are not those of the step"),
     (step_with(way_back=travel), "It stopped with"),
     (lambda job, bucket, at: None, "The step makes no request"),
+    (not_walked, "'generator' and 'int'. In: return job.momentum(bucket, summed) A take, travel or way_back"),
+    (step_with(buffer=lambda flat: flat), PASSES),
     ("my_step", "Give a function"),
 ]
 

@@ -92,6 +92,29 @@ def uneven(mine: Tensor, owner: int, state: State) -> Any:
     return torch.cat(pieces) if dist.get_rank() == owner else None
 
 
+def splitting(mine: Tensor, owner: int, state: State, place: int) -> tuple[list[int], list[int]]:
+    ranks = ranks_of(state)
+    rows, columns = shape_of(state)
+    send = [mine.numel() * (each == place) for each in range(len(ranks))]
+    return send, [n * columns * (dist.get_rank() == owner) for n in right.rows_of(rows, len(ranks))]
+
+
+def by_global_rank(mine: Tensor, owner: int, state: State) -> Any:
+    """Wrong: a global rank as the place in a list that has an entry for each rank of the group."""
+    send, take = splitting(mine, owner, state, owner % len(ranks_of(state)))
+    whole = mine.new_empty(sum(take))
+    dist.all_to_all_single(whole, mine.flatten(), take, send, group=state["group"])
+    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
+
+
+def swapped(mine: Tensor, owner: int, state: State) -> Any:
+    """Wrong: the lists of what is sent and what is taken have changed places."""
+    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
+    whole = mine.new_empty(sum(take))
+    dist.all_to_all_single(whole, mine.flatten(), send, take, group=state["group"])
+    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
+
+
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
     """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
@@ -148,6 +171,8 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
     (uneven, "dist.gather wants equal pieces"),
+    (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Split"),
+    (swapped, "Hint: Split sizes go by place in the group"),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [

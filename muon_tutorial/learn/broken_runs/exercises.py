@@ -60,7 +60,7 @@ STORIES = {
     "it.",
     "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
     "A": "Data wants a seed for each rank, weights want one for all. Owners share rows, so copies agree.",
-    "B": "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
+    "B": "A call must not depend on a rank's own numbers: some ranks skipped it, so their groups waited.",
     "C": "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
     "D": "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
     "E": "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",

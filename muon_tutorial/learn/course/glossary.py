@@ -153,11 +153,10 @@ s | 01 02 | One singular value.
 s, l | 02 | In a cost, the shorter and the longer side of a matrix.
 m, n | 02 08 | The rows and columns of a matrix, in formulas.
 in, out | 07 | The numbers of inputs and outputs of a Linear.
-P | 03 | The number of ranks in a ring.
+P | 03 10 | The number of ranks in a ring.
 P₁, P₂, … | 08 | Each rank's shard, after it was orthogonalized alone.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | A rank's tensor, the route along which it travels, and the rank's coordinates.
-D | 10 | The number of ranks in a ring of one axis.
 J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis not named holds copies.
 {U_dp} | 03 04 05 09 10 11 13 | Unreduced: each dp rank has a summand, and the sum is still to be taken.
 @dp=k | 11 14 | Owned: the rank at place k of dp has the tensor whole, and the others have nothing.

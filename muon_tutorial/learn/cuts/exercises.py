@@ -265,46 +265,45 @@ def quiz(dp: int, tp: int) -> Exercise:
     return numbers(
         ("columns", local_shape(DOWN, "row", tp - 1, tp)[1], f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1]."),
         ("kept", kept, "How long is a slice? Or ask lesson.slice_length(dp, tp)."),
-        ("torn", qkv.count_torn(4), "Slide tp to 4, or ask lesson.count_torn(4)."),
+        ("torn", qkv.count_torn(3), "Slide tp to 3 and look at the right half, or ask lesson.count_torn(3)."),
     )
 
 
-def torn(heads: int, rows: int, tp: int) -> int:
-    """The exercise's reference: how many heads lie on several ranks if a fused weight is cut like any other.
+def torn(heads: int, rows: int, tp: int, stacked: bool) -> int:
+    """The exercise's reference: how many heads lie on several ranks, if tp cuts q, k and v as one or each.
 
-    >>> torn(4, 3, 1), torn(4, 3, 2), torn(2, 3, 6)
-    (0, 4, 2)
+    >>> torn(4, 3, 1, True), torn(4, 3, 2, True), torn(4, 3, 2, False), torn(4, 3, 3, False)
+    (0, 4, 0, 2)
     """
-    step = -(-3 * heads * rows // tp)
+    parts = 3 if stacked else 1
+    step = -(-parts * heads * rows // tp)
     found = 0
     for head in range(heads):
-        runs = (range(first, first + rows) for first in ((part * heads + head) * rows for part in range(3)))
+        runs = (range(first, first + rows) for first in ((p * heads + head) * rows for p in range(parts)))
         found += len({row // step for run in runs for row in run}) > 1
     return found
 
 
 def torn_exercise() -> Exercise:
-    """The exercise: how many heads of a fused weight are torn."""
-    cases = [(4, 3, 1), (4, 3, 2), (1, 4, 3), (1, 4, 2), (4, 1, 5), (1, 1, 3)]
+    """The exercise: how many heads of a fused weight are torn, if it is cut as one, or q, k and v each."""
+    cases = [(4, 3, 1, True), (4, 3, 2, True), (1, 4, 3, True), (4, 3, 2, False), (4, 3, 3, False)]
 
-    def runs(heads: int, rows: int, tp: int) -> int:
+    def runs(heads: int, rows: int, tp: int, stacked: bool) -> int:
         """A wrong count: it counts runs of rows, not heads."""
-        step, firsts = -(-3 * heads * rows // tp), range(0, 3 * heads * rows, rows)
+        step = -(-(3 if stacked else 1) * heads * rows // tp)
+        firsts = range(0, (3 if stacked else 1) * heads * rows, rows)
         return sum(first // step != (first + rows - 1) // step for first in firsts)
-
-    def one_third(heads: int, rows: int, tp: int) -> int:
-        step = -(-heads * rows // tp)
-        return sum(head * rows // step != (head * rows + rows - 1) // step for head in range(heads))
 
     slips = (
         ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
-        ("tp cuts all rows of q, k and v together, so its step is that of 3 · heads · rows.", one_third),
-        ("With tp = 1 nothing is cut.", lambda heads, rows, tp: heads),
-        ("Count the heads that are not whole.", lambda heads, rows, tp: heads - torn(heads, rows, tp)),
+        ("As one, the step is that of 3 · heads · rows.", lambda h, r, tp, _: torn(h, r, tp, False)),
+        ("One by one, the step is that of heads · rows.", lambda h, r, tp, _: torn(h, r, tp, True)),
+        ("With tp = 1 nothing is cut.", lambda heads, rows, tp, stacked: heads),
+        ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "If the weight is cut as one, q and v of a head are rarely on one rank."
-    say = "{} heads of {} rows each and tp = {}"
+    praise = "Cut as one, q and v of a head are never on one rank. Cut each by itself, they lie alike."
+    say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 
 

@@ -68,8 +68,8 @@ def cut_fused(rows_of: RowsOf, tp: int) -> FusedWeight:
 
 
 def count_torn(tp: int) -> int:
-    """The number of torn heads if the fused weight is cut as one."""
-    return len(cut_fused(rows_as_one, tp).torn())
+    """The number of torn heads if q, k and v are each cut."""
+    return len(cut_fused(rows_of_each, tp).torn())
 
 
 def fused_weight(seed: int) -> Tensor:

@@ -6,8 +6,10 @@ ranks, in one process, or in the timed world, where gathers and work take the mi
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -121,7 +123,7 @@ def _timed_walk(loop: Loop, times: LoopTimes, window: int, ranks: int, watch: Lo
         busy_for(times.work[index])
         watch.done.append(index)
 
-    return guarded(loop, len(times.work), gather, work, window)
+    return guarded(loop, len(times.work), gather, work, window, most=1)
 
 
 def check_came(whole: Any) -> None:
@@ -130,17 +132,25 @@ def check_came(whole: Any) -> None:
         raise MistakeError("work was given a ticket. Wait for it first: whole = yield Wait(ticket).")
 
 
-def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
+@dataclass(eq=False)
+class ReaderTicket:
+    """A reader's loop gets it in place of the ticket of a world, so that those it keeps can be counted."""
+
+    world: Any
+
+
+def guarded(loop: Callable[..., Any], *given: Any, most: float = math.inf) -> Walk:
     """Run a reader's generator, and turn its errors into one plain sentence.
 
     Raises:
-        MistakeError: it is no generator, raised an error, or yielded something other than a request.
+        MistakeError: it is no generator, raised an error, yielded something other than a request, or has
+            more than ``most`` tickets left that it has waited for.
         OpenAnswerError: the function is a stub.
     """
     walk = value_of(loop, *given)
     if not isinstance(walk, Generator):
         raise MistakeError("The function asks for nothing: it has no yield.")
-    answer = None
+    answer, waited = None, list[weakref.ref[ReaderTicket]]()
     while True:
         try:
             turn = walk.send(answer)
@@ -154,7 +164,14 @@ def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
             raise MistakeError(f"The loop raised {type(error).__name__}: {error}.{where}") from error
         if not isinstance(turn, Start | Wait | Collective):
             raise MistakeError(f"It yields {turn!r}. Yield Start(request) or Wait(ticket).")
+        if isinstance(turn, Wait) and isinstance(turn.ticket, ReaderTicket):
+            waited.append(weakref.ref(turn.ticket))
+            turn = Wait(turn.ticket.world)
         answer = yield turn
+        if isinstance(turn, Start):
+            answer = ReaderTicket(answer)
+            if (kept := sum(each() is not None for each in waited)) > most:
+                raise MistakeError(f"{kept} tickets are kept after their waits, and their matrices: use pop.")
 
 
 @dataclass(eq=False)

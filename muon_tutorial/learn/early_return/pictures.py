@@ -91,7 +91,8 @@ def _say_panel(panel: Panel) -> str:
     told = []
     for rank in panel.ranks:
         said = ", ".join(f"{word} {1000 * panel.timeline.total(d, rank):.0f}" for d, word in _WORDS.items())
-        told.append(f"rank {rank} {said}")
+        overlap = panel.timeline.total("transfer", rank) > panel.timeline.seconds
+        told.append(f"rank {rank} {said}{' (in all; several at a time)' if overlap else ''}")
     return f"{panel.heading}: {1000 * panel.timeline.seconds:.0f} ms; {'; '.join(told)}."
 
 

@@ -53,9 +53,11 @@ def check_momentum(dp: int, tp: int) -> Exercise:
             if not isinstance(mine, Tensor):
                 return f"Rank {rank}: return a tensor, not a {type(mine).__name__}."
             if not torch.equal(mine.flatten(), kept[rank]):
-                said = f"Rank {rank} gets {mine.numel()} entries, and should keep {kept[rank].numel()}"
+                due = kept[rank].numel()
+                said = "as many as it should" if mine.numel() == due else f"and should keep {due}"
                 made = (what for what, slip in slips if _all_equal(given, slip))
-                return f"{said}. Yours are {next(made, 'other ones than these.')}"
+                said = f"Rank {rank} gets {mine.numel()} entries, {said}. But they are"
+                return f"{said} {next(made, 'not the ones that it keeps.')}"
         return None
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)

@@ -132,7 +132,7 @@ def say_starts(starts: Sequence[float], steps: int) -> str:
 def say_speed(G: Tensor, steps: int) -> str:
     """FLOPs of Newton–Schulz for a matrix, and how many per second this machine computes."""
     with measure.one_thread():
-        seconds = measure.median_seconds(lambda: zeropower_via_newtonschulz(G.float(), steps), 2)
+        seconds = measure.fastest(2, lambda: zeropower_via_newtonschulz(G.float(), steps))
     rows, columns = G.shape
     count = flops(rows, columns, steps)
     speed = f"{count / 1e6:.1f} MFLOP in {seconds * 1e3:.2f} ms, {count / seconds / 1e9:.0f} GFLOP/s"

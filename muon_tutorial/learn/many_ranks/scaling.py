@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 from ... import Grid, Matrix
@@ -42,7 +42,7 @@ class StepAtScale:
 
     ranks: int
     matrices: int
-    work: tuple[int, ...]
+    work: tuple[int, ...] = field(repr=False)  # thousands of numbers
     once: float
     floor: float
     largest: tuple[int, ...]

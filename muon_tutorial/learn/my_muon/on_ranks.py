@@ -112,8 +112,10 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
                 what = f"other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
                 return f"{where} has {what}{_say_rounding(module)}"
     found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
-    if found != muon.expected_bytes():
-        return f"the bill says {muon.expected_bytes()}, and rank {dist.get_rank()} sent {found}"
+    due = muon.expected_bytes()
+    if off := [name for name in found if due.get(name) != found[name]]:
+        said = f"in the {off[0]}, rank {dist.get_rank()} sends {found[off[0]]} bytes"
+        return f"{said}, and the bill says {due.get(off[0], 'nothing of it')}"
     return None
 
 

@@ -7,6 +7,7 @@ embedding, head and norms.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -188,6 +189,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--victim", type=int)
     asked = parser.parse_args()
+    if not Path(asked.file).is_file():
+        sys.exit(f"There is no {asked.file} in {Path.cwd()}. Start this in the folder of your my_muon.py.")
     rank = join_torchrun("gloo").rank
     victim = None if restarted_by_torchrun() else asked.victim
     grid = (asked.dp, asked.tp)

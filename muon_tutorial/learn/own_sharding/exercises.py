@@ -190,10 +190,12 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
-    uneven = "Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is."
+    uneven = "Shards are uneven, and may be empty: ask local_shape(shape, 'column', place, ranks) of each."
+    splits = "Split sizes go by place in the group, and the owner is a global rank: ranks.index(owner)."
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),
+        (any(word in note.error for word in ("PerRank", "Split sizes", "split size")), splits),
         (any(word in note.error for word in ("size", "split", "shape")), uneven),
         otherwise="Which matrix is it, and how many rows does this rank hold of it?",
     )

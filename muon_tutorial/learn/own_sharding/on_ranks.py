@@ -329,11 +329,13 @@ def _said_of(act: Callable[[], object]) -> str:
 
 
 def in_words(error: str) -> str:
-    """An error's text, and its meaning in words if the text is Gloo's for uneven pieces.
+    """An error's text, with its meaning in words if it is Gloo's for uneven pieces or split sizes.
 
     >>> in_words("RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3")
     'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'
     """
+    if "inLengthPerRank" in error:
+        return "by its splits, a rank sends itself another number of elements than it takes from itself."
     return f"{error}. dist.gather wants equal pieces." if "gather: invalid tensor size" in error else error
 
 

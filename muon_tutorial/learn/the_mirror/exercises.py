@@ -140,6 +140,7 @@ def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -
     except Exception as error:
         where, said = f"dp={grid.size('dp')}, tp={grid.size('tp')}", str(error).splitlines()[0]
         raised = f"On {where} it raised {type(error).__name__}: {said}"
+        raised += f".{_NOT_WALKED}" if "generator" in said else ""
     if isinstance(end, Replicate) and asked:
         return f"It asked for {asked[0]}; each rank has all it needs already. Take the hop the other way."
     if set(asked) - {"scatter"}:
@@ -151,7 +152,8 @@ def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -
 
 def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
     if not isinstance(came, Tensor):
-        return f"{at} ended with {came!r}: return x at the end."
+        ended = "a generator" if inspect.isgenerator(came) else repr(came)
+        return f"{at} ended with {ended}: return x at the end.{_NOT_WALKED if ended != repr(came) else ''}"
     if came.shape != mine.shape:
         went = f"went out with {tuple(mine.shape)} and came back with {tuple(came.shape)}"
         return f"On {at.grid}, {at} {went}. Which hop has to go first?"
@@ -196,7 +198,7 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
 
 
 _TWICE = "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute."
-_NOT_WALKED = " A travel or way_back without `yield from` is only a generator: it has sent nothing."
+_NOT_WALKED = " A take, travel or way_back without `yield from` is only a generator: it has sent nothing."
 _STEP_HINTS = {
     1: ("Phase 1 begins with job.gradients(bucket), and travels bucket.gradient.",),
     2: ("First the mean goes through job.momentum(bucket, …). What that returns travels bucket.compute.",),
@@ -204,8 +206,8 @@ _STEP_HINTS = {
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
     5: (_TWICE,),
     6: (
-        "Has each update gone back along entry.route (phase 5)? Is it then written into a flat buffer of "
-        "zeros, at meta.global_range, flattened?",
+        "Is phase 6 there: way_back of the flat buffer, along bucket.compute? And has each update gone back "
+        "before it along entry.route (phase 5), and into a buffer of zeros at meta.global_range, flattened?",
         _TWICE,
     ),
     7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
@@ -217,7 +219,10 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
     def judge(step: StepOfBucket) -> Diagnosis | None:
         job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
-        walk: Any = value_of(step, job, job.step.plan.buckets[0], job.step.at)
+        try:
+            walk: Any = value_of(step, job, job.step.plan.buckets[0], job.step.at)
+        except MistakeError as mistake:  # without any `yield from`, the step runs at once
+            raise MistakeError(f"{mistake}{_NOT_WALKED if 'generator' in str(mistake) else ''}") from None
         if not inspect.isgenerator(walk):
             raise MistakeError("The step makes no request: phases that send need yield from travel(…).")
         walk.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -135,7 +135,9 @@ class NotedPhases:
         self.diarist = Diarist(self.step.plan, self.step.at)
 
     def label(self, phase: int, entry: BucketEntry | None = None) -> Label:
-        """The label of messages in a phase, with the matrix's name if they belong to one."""
+        """The label of messages in a phase; in phases 3 and 5 it needs the matrix, or raises UsageError."""
+        if phase in (3, 5) and entry is None:
+            raise UsageError(f"job.label({phase}) names no matrix; write job.label({phase}, entry)")
         return Label(PHASES[phase - 1], "" if entry is None else entry.matrix.name)
 
     def gradients(self, bucket: Bucket) -> Tensor:
@@ -247,8 +249,12 @@ def stepped(step: StepOfBucket, dp: int, tp: int, seed: int) -> SteppedRun:
     """Run a step in the stepping world, after a trace of its routes."""
     world, run = LocalWorld(Grid.of(dp=dp, tp=tp)), SteppedRun()
     run.jobs = jobs_on(world.grid, seed)
-    world.observers += [lambda request, at: run.asked.append((at.rank, request))]
-    world.observers += [each.diarist.observe for each in run.jobs]
+
+    def note(request: Collective, at: Coordinate) -> None:
+        sent = None if request.send is None else request.send.clone()  # the step may overwrite it later
+        run.asked.append((at.rank, replace(request, send=sent)))
+
+    world.observers += [note, *(each.diarist.observe for each in run.jobs)]
     try:
         with torch.no_grad(), measure.one_thread():
             run.reports = world.run([each.walk(step) for each in run.jobs])

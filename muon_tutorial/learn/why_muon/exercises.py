@@ -202,11 +202,9 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
         directions.lerp_(svd_muon(each), 1 - MOMENTUM)
     ahead = G.lerp(average, MOMENTUM)
     no_lookahead = "Nesterov looks ahead: average G with the new buffer once more, and orthogonalize that."
-    what = "This is U Vᵀ of only G: momentum is missing."
-    yield what, ("Average G into the buffer first.",), svd_muon(G), zero
-    hint = "lerp makes a new matrix. lerp_ changes the buffer."
-    update = svd_muon(G.lerp(zero.lerp(G, 1 - MOMENTUM), MOMENTUM))
-    yield "The buffer never changed.", (hint,), update, zero
+    what = "This is U Vᵀ of only G, because the buffer has not changed."
+    hint = "Average G into the buffer first, in place: lerp makes a new matrix, lerp_ changes the buffer."
+    yield what, (hint,), svd_muon(G), zero
     yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average
     what = "The sign is wrong: this update increases the loss."
     yield what, ("W - lr * update does the minus.",), -svd_muon(ahead), average
@@ -385,7 +383,7 @@ def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
     left_out = float(sum(parameter.numel() for _, parameter in rest))
     return numbers(
         ("sum", float(len(S)), each),
-        ("times", (S[0] / S.median()).item(), "Divide S[0] by S.median()."),
+        ("times", (S[0] / S.median()).item(), "Divide S[0] by S.median(), in torch the lower median."),
         ("factor", 2.0, "4 rows for each column, and the root of that."),
         ("left_out", left_out, "Add up parameter.numel() over rest, not over hidden."),
         within=0.01,
