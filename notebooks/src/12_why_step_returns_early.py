@@ -345,7 +345,7 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 #     batches = list(torch.randn(micro, 5, 6, dtype=torch.float64))
 #     for batch in batches:
 #         torch.nn.Sequential(*stages)(batch).square().sum().backward()
-#     stage, Layer.pause = stages[rank], 0.1
+#     stage, Layer.pause = stages[rank], 0.3
 #     right, stage.weight.grad, stage.bias.grad = stage.weight.grad, None, None
 #     dist.barrier()
 #     begin = time.perf_counter()

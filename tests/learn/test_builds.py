@@ -25,6 +25,11 @@ WRONG = {
         ("for place in range(ranks)]\n\n\ndef reduce", "for place in pieces]\n\n\ndef reduce"),
         "all_gather",
     ),
+    "torch's all_gather in place of the ring": (
+        "ring",
+        ("    pieces = {rank: piece}", "    dist.all_gather([], piece)\n    pieces = {rank: piece}"),
+        "not callable",
+    ),
     "whole weights on every rank": (
         "zero3",
         ("return Sharded(model)", "return model"),
