@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from .parameter_state import (
     placed_as,
     write_back,
 )
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import OF_ONE_MATRIX, RankBucket, RankMatrix
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -48,10 +49,12 @@ def update_momentum(
     inputs: Tensor | Pieces = Pieces(**where)
     if not bucket.travels_in_pieces:
         inputs = torch.zeros(bucket.stored if bucket.contributing else 0, **where)
+    around = OF_ONE_MATRIX.get()
+    move = move_momentum if around is None else partial(around, move_momentum)
     for matrix in bucket.matrices:
         ns_input, is_needed = None, matrix.index in bucket.contributing
         if matrix.numel and matrix.param in present:
-            ns_input = move_momentum(bucket, matrix, gradient, scale, is_needed)
+            ns_input = move(bucket, matrix, gradient, scale, is_needed)
         if not is_needed:
             continue
         if isinstance(inputs, Pieces):  # a copy, so that the momentum is not overwritten
@@ -69,7 +72,7 @@ def move_momentum(
     gradient: Tensor | None,  # [stored]
     scale: Tensor | None,  # []
     is_needed: bool,
-) -> Tensor | None:  # [numel]
+) -> Tensor | None:  # the momentum's shape
     """Update one matrix's momentum. Return its Newton–Schulz input if a rank needs the input from here."""
     own = stored_gradient(bucket, matrix, gradient, scale)
     group, stored = matrix.parameter.group, matrix.parameter.momentum

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -15,6 +17,9 @@ from ..plan.exchange import BufferSlice, Exchange, LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry, Index
 from .parameter_state import MomentumIndex, ParameterState
+
+OF_ONE_MATRIX: ContextVar[Callable[..., Any] | None] = ContextVar("OF_ONE_MATRIX", default=None)
+"""If set, it is called with a function of one matrix and its arguments, in place of this function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

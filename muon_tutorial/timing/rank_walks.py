@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,10 +29,9 @@ from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry
 from ..plan.strategies import Plan
-from ..step import momentum, write_parameters
 from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
-from ..step.rank_bucket import RankBucket, RankMatrix
+from ..step.rank_bucket import OF_ONE_MATRIX, RankBucket, RankMatrix
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
 from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
@@ -41,8 +39,6 @@ from .timed_world import traffic_of, travels
 from .work import Work
 
 META = torch.device("meta")
-OF_ONE_MATRIX = (momentum, "move_momentum"), (write_parameters, "step_in_place")
-"""Functions that do the same to every matrix of the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,12 +220,11 @@ class RankWalks:
         answer: Tensor | None = None
         memory, share = PeakMemory() if tape is None else NotedMemory(tape), self._share
         with torch.no_grad(), Work(self.machine, memory, tape) as work, ExitStack() as stack:
-            token = AROUND.set(partial(self._iterate_once, memory, work))
-            stack.callback(AROUND.reset, token)
+            stack.callback(AROUND.reset, AROUND.set(partial(self._iterate_once, memory, work)))
             if tape is None and self.machine.cores is None:
-                for module, name in OF_ONE_MATRIX:
-                    function = partial(self._charge_once, memory, work, getattr(module, name))
-                    stack.enter_context(patch.object(module, name, function))
+                stack.callback(
+                    OF_ONE_MATRIX.reset, OF_ONE_MATRIX.set(partial(self._charge_once, memory, work))
+                )
             while True:
                 try:
                     request = walk.send(answer)
@@ -580,14 +575,15 @@ def _look_of(given: Any) -> Hashable:
     if isinstance(given, Tensor):
         return given.shape, given.stride(), given.dtype
     if isinstance(given, RankMatrix):
-        return _class_of(given.entry), given.numel, _look_of(given.place)
+        lies = _look_of(given.place), _look_of(given.momentum_index), _look_of(given.parameter.param)
+        return _class_of(given.entry), given.numel, lies
     if isinstance(given, tuple):
         return tuple(map(_look_of, given))
     if isinstance(given, slice):
         return given.start, given.stop, given.step
     if isinstance(given, RankBucket):
         return given.plan.gradient.dtype
-    return None if isinstance(given, Mapping) else given  # all groups have the same settings
+    return None if isinstance(given, Mapping) else given  # a walk's groups all have SETTINGS
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from muon_tutorial import Coordinate, Grid, Matrix, Shard
 from muon_tutorial.engine.collective import Label
+from muon_tutorial.plan.matrix import split_parts
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
@@ -131,6 +133,37 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
     assert len(told) > 5
     monkeypatch.setattr(Lines, "sizes", lambda lines, first: None)
     assert turns() == quick
+
+
+@pytest.mark.parametrize("name", ["replicated", "round_robin", "owner"])
+def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two grids share the walks; tp cuts a weight's columns, and with them both of the weight's matrices."""
+    parts: list[Matrix] = []
+    for param in range(4):
+        weight = Matrix(param, f"w{param}", (256, 512), (("tp", Shard(1)),), dtype=torch.bfloat16)
+        parts += split_parts(weight, (256, 256), len(parts), True)
+    charged: list[object] = []
+    once = RankWalks._charge_once
+
+    def noted(walks: RankWalks, *given: Any) -> Any:
+        before = len(walks._charges)
+        result = once(walks, *given)
+        charged.append(result is None and len(walks._charges) == before)
+        return result
+
+    def found() -> list[object]:
+        walks = RankWalks(H100, 7)
+        plans = (STRATEGIES[name](parts, Grid.of(**sizes)) for sizes in ({"dp": 4}, {"dp": 2, "tp": 2}))
+        each = (step_cost.estimate_plan(name, plan, walks) for plan in plans)
+        return [(one.seconds, one.own, one.copy, one.peak, one.others, one.exposed) for one in each]
+
+    monkeypatch.setattr(RankWalks, "_charge_once", noted)
+    quick = found()
+    assert any(charged)
+    monkeypatch.setattr(RankWalks, "_charge_once", lambda walks, memory, work, function, *its: function(*its))
+    assert found() == quick
 
 
 def test_sizes_are_read_off_lines_only_if_a_third_walk_lies_on_them() -> None:
