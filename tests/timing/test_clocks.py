@@ -142,8 +142,9 @@ def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
     """Two grids share the walks; tp cuts a weight's columns, and with them both of the weight's matrices."""
     parts: list[Matrix] = []
     for param in range(4):
-        weight = Matrix(param, f"w{param}", (256, 512), (("tp", Shard(1)),), dtype=torch.bfloat16)
-        parts += split_parts(weight, (256, 256), len(parts), True)
+        about: Any = {"dtype": torch.float32, "grad_dtype": torch.float32}
+        weight = Matrix(param, f"w{param}", (1024, 2048), (("tp", Shard(1)),), **about)
+        parts += split_parts(weight, (1024, 1024), len(parts), True)
     charged: list[object] = []
     once = RankWalks._charge_once
 
