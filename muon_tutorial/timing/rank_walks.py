@@ -575,8 +575,8 @@ def _look_of(given: Any) -> Hashable:
     if isinstance(given, Tensor):
         return given.shape, given.stride(), given.dtype
     if isinstance(given, RankMatrix):
-        lies = _look_of(given.place), _look_of(given.momentum_index), _look_of(given.parameter.param)
-        return _class_of(given.entry), given.numel, lies
+        held = given.parameter.param, given.place, given.momentum_index
+        return given.numel, *map(_look_of, held)
     if isinstance(given, tuple):
         return tuple(map(_look_of, given))
     if isinstance(given, slice):
