@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import GridError
 
@@ -85,12 +86,8 @@ class Coordinate(Mapping[str, int]):
 
     def __getitem__(self, axis: str) -> int:
         """Return the position along ``axis``. It is 0 for an axis that the grid does not have."""
-        after = 1
-        for name, size in zip(reversed(self.grid.axes), reversed(self.grid.sizes), strict=True):
-            if name == axis:
-                return self.rank // after % size
-            after *= size
-        return 0
+        stride, size = _strides(self.grid.axes, self.grid.sizes).get(axis, (1, 1))
+        return self.rank // stride % size
 
     def __contains__(self, axis: object) -> bool:
         return axis in self.grid.axes
@@ -137,3 +134,9 @@ class Coordinate(Mapping[str, int]):
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({', '.join(f'{axis}={at}' for axis, at in self.items())})"
+
+
+@lru_cache(maxsize=256)  # a plan asks for the same few grids millions of times
+def _strides(axes: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, tuple[int, int]]:
+    """Return each axis's stride and size."""
+    return {axis: (math.prod(sizes[i + 1 :]), sizes[i]) for i, axis in enumerate(axes)}
