@@ -125,7 +125,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """One rank's faults that were not survived: the fraction in which the error names this rank."""
+    """Of single-rank faults that a run did not survive, the fraction whose error names the rank."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 

@@ -2,11 +2,10 @@
 
     python scripts/picture.py
 
-The run is the recording that comes with the package. It holds, for every moment of the step, the boxes of a
-matrix on each rank, the rank that sent each box, and a name for their bytes. The film is one SVG animated
-with CSS, so it plays in an ``<img>``. A browser without such animation shows the first picture. Readers who
-prefer reduced motion get all moments on one sheet, because some browsers do not pass this preference on to
-images.
+The run is the recording that comes with the package. For every moment of the step, it holds each rank's boxes
+of a matrix, the rank that sent each, and a hash of their bytes. The film is one SVG animated with CSS, so it
+plays in an ``<img>``. A browser without such animation shows the first picture. Readers who prefer reduced
+motion get all moments on one sheet, because some browsers do not pass this preference on to images.
 """
 
 from __future__ import annotations

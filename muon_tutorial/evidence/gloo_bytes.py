@@ -79,7 +79,7 @@ def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
 
 
 def gloo_barrier(parts: int) -> GlooTraffic:
-    """What a rank sends in a barrier: an empty message for each bit of the number of ranks."""
+    """What a rank sends in a barrier: ⌈log₂ ranks⌉ empty messages."""
     rounds = (parts - 1).bit_length()
     return GlooTraffic(0, rounds, rounds)
 

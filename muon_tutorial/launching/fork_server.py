@@ -124,7 +124,7 @@ class ForkServer:
         self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server and all its ranks immediately, even if the server was stopped."""
+        """End the server and all its ranks immediately, even a server paused by SIGSTOP."""
         self._control.close()
         self.wake()  # SIGCONT makes the server look at the control socket at once
         try:

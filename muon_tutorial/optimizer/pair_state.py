@@ -77,7 +77,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Accept only the same groups again, because DeepSpeed writes them."""
+        """Accept only the same groups: DeepSpeed assigns them to the list."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

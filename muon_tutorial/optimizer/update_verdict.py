@@ -141,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Name the mistake behind an update that is far from correct; empty if no mistake fits better."""
+    """Name the mistake in an update; empty if it is nearly correct and no mistake is much nearer."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:

@@ -28,8 +28,8 @@ Shape = tuple[int, ...]
 class MeshParameters:
     """Parameters that lie on one mesh: the mesh's world, and each parameter's matrix by index.
 
-    ``assumed`` are the axes along which plain parameters among DTensors are assumed, without proof, to be the
-    same on all ranks.
+    ``assumed``: axes along which we assume, without proof, that plain parameters beside DTensors are equal on
+    all ranks.
     """
 
     world: LiveWorld | LocalMesh

@@ -137,7 +137,7 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
 def _dtensor_matrix(
     crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup], index: int, param: DTensor
 ) -> Matrix:
-    """Describe a DTensor. Its mesh dimensions get the names of the crossing groups with the same ranks."""
+    """Describe a DTensor. Each mesh dimension gets the name of the crossing group that has its ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []

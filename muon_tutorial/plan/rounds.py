@@ -69,8 +69,8 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     takes up to ``limit.each`` bytes per position. If the largest job has more bytes, that is the limit. The
     costliest jobs are placed first, each in the first round that has room.
 
-    A round's first job also limits the work of each position. If a position has room for n such jobs, it gets
-    at most the work of n such jobs. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
+    A round's first job also limits the work of each position. A position whose bytes allow n such jobs gets
+    at most n times the work of one. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
     by the jobs' numbers, because gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]

@@ -188,7 +188,7 @@ class RankWalks:
     _lines: dict[Hashable, Lines] = field(default_factory=dict)
 
     def rounds(self, plan: Plan) -> WalkedPlan:
-        """The buckets of every round of a plan, with one rank of each kind walked."""
+        """Walk one rank of each kind, and return the buckets of a plan's rounds."""
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]

@@ -20,8 +20,9 @@ from ..evidence.memory import PeakMemory
 
 
 class Asked(NamedTuple):
-    """A step that makes a request. The tape holds its sizes: the elements sent and received and, if
-    ``splits``, the elements exchanged with each slice's place. ``root``: the number of the root's slice."""
+    """A step that makes a request. The tape holds the request's sizes: elements sent and received and, if
+    ``splits``, those exchanged with each slice's position. ``root``: the number of the root's slice.
+    """
 
     kind: Kind
     axes: tuple[str, ...]

@@ -45,7 +45,7 @@ class OneProcessRun:
 
 
 def check_inputs(settings: TrainSettings) -> None:
-    """Check strategy, text and GPUs, before this machine starts ranks, or on a rank of torchrun."""
+    """Check strategy, text and GPUs, either before ranks start here or on torchrun's ranks."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # A rank that has joined has its GPU; the other ranks may be on other machines.

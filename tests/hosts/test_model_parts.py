@@ -141,7 +141,7 @@ def config_of(name: str, **sizes: Any) -> Any:
 
 
 def build(name: str, **sizes: Any) -> nn.Module:
-    """A tiny model with weights that let every activation pass its input on."""
+    """A tiny model with weights such that no activation blocks its input."""
     config = config_of(name, **sizes)
     made = (
         transformers.MllamaTextModel._from_config

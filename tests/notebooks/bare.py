@@ -77,7 +77,7 @@ def _closure(names: Sequence[str]) -> list[Distribution]:
 
 
 def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
-    """The problems of a notebook run by papermill in the kernel of ``python``, without files or network."""
+    """Run a notebook with papermill in ``python``'s kernel, without files or network; return the problems."""
     watched = nbformat.from_dict(notebook)
     watched.cells.insert(2, nbformat.v4.new_code_cell(WATCH))
     start, end, empty = folder / "in.ipynb", folder / "out.ipynb", folder / "empty"

@@ -267,7 +267,7 @@ def test_parameters_put_in_later_are_refused_since_their_momentum_would_be_lost(
 
 
 def swap_as_accelerate_does(rank: int) -> list[Tensor]:
-    """Make the optimizer over plain parameters, apply FSDP2, and put its parameters into the groups."""
+    """Make the optimizer over plain parameters, apply FSDP2, and put the new parameters into the groups."""
     model = layers()
     muon = Muon(model.parameters(), lr=0.1)
     fully_shard(model)

@@ -192,7 +192,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def straddled(rank: int) -> list[str]:
-    """This rank's errors with a stack in two buckets, one of which waits for a parameter without gradient."""
+    """What this rank raises if a stack lies in two buckets, and one bucket waits for a missing gradient."""
     world = LiveWorld(build_mesh({"dp": 2}))
     torch.manual_seed(0)
     unused, stack = nn.Parameter(torch.randn(1, 16, 16)), nn.Parameter(torch.randn(4, 16, 16))

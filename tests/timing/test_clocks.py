@@ -139,7 +139,7 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
 def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two grids share the walks; tp cuts a weight's columns, and with them both of the weight's matrices."""
+    """Two grids share the walks; tp cuts both matrices of a weight, because it cuts the columns."""
     parts: list[Matrix] = []
     for param in range(4):
         about: Any = {"dtype": torch.float32, "grad_dtype": torch.float32}

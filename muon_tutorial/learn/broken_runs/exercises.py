@@ -273,7 +273,7 @@ def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[
 
 
 def waiting_pairs(logs: list[Log]) -> Pairs:
-    """The exercise's reference: each rank that waits, with each rank that has not made the same call.
+    """The exercise's reference: pairs of a rank that waits and a rank that has not made the same call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
     [(0, 1)]

@@ -223,7 +223,7 @@ def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], resul
 
 
 def draw_orders(dp: int, tp: int, seed: int) -> Picture:
-    """The still picture: several runs, each answered in another order, and their results."""
+    """The still picture: runs whose messages are answered in different orders, and the results."""
     runs = 6
     network, draw = Network(dp, tp, seed), random.Random(seed)
     for _ in range(runs):

@@ -217,7 +217,7 @@ def _ask_all(requests: Sequence[Collective]) -> Walk:
 
 
 def _settled_interface() -> int | None:
-    """The interface's bytes after a pause. All ranks must call."""
+    """Bytes sent by the network interface, read after a pause. All ranks must call."""
     time.sleep(SETTLE)
     dist.barrier()
     time.sleep(SETTLE)
