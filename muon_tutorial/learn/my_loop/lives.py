@@ -125,7 +125,7 @@ def start(
 
 
 def live(dp: int, tp: int, job: Job, port: Port, backend: str, timeout: float = PATIENCE) -> RunLife | None:
-    """A run that loses its last rank and resumes on another grid. None if the reader's port is still a stub."""
+    """A run that loses its last rank and resumes on another grid; None if the reader's port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
     if not start(folder, (dp, tp), victim, port, False, backend, timeout):
         return None
