@@ -79,7 +79,7 @@ def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def is_communicating(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    """Return whether a stack passes through torch.distributed, or through a live world's ``wait``."""
+    """Return whether a call stack has a frame in torch.distributed, or in a live world's ``wait``."""
     return any(
         code.co_filename.startswith(_COMMUNICATION)
         or (code.co_filename == _LIVE_WORLD and code.co_name == "wait")

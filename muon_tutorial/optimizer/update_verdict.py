@@ -141,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Name the mistake in an update; empty if it is nearly correct and no mistake is much nearer."""
+    """Name the mistake that explains a wrong update; empty if none does and the update is nearly correct."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:

@@ -71,7 +71,7 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
 
     A round's first job also limits the work of each position. A position whose bytes allow n such jobs gets
     at most n times the work of one. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
-    by the jobs' numbers, because gradients become complete in the reverse of that order.
+    by number, and sent from the last to the first, as backward completes gradients.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

@@ -36,7 +36,7 @@ class Layer:
     beside: tuple[Any, ...] = ()
 
     def build(self) -> nn.Module:
-        """The layer, with weights that let every activation pass its input on."""
+        """The layer, with weights such that no activation blocks its input."""
         module, name = self.path.rsplit(".", 1)
         if module == __name__:
             made: nn.Module = globals()[name](*self.arguments)
