@@ -53,7 +53,7 @@ class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
     ``of`` is the number of ranks that should have these results. The last three fields compare the worst
-    matrix with the oracle's: ``ratio`` of norms, ``cosine``, and ``off``: largest difference / largest entry.
+    matrix with the oracle's: ``ratio`` (of norms), ``cosine``, ``off`` (largest difference / largest entry).
     """
 
     step: int

@@ -82,7 +82,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two limits: of all steps' and dp positions' losses, one is below the first, one above the second."""
+    """Two limits: over all steps and dp positions, one loss is below the first, one above the second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs a rank with the ranks of its last call, or of all, for which ``lacks`` holds."""
+    """A function that finds each (rank, other) with ``lacks``, among rank's last call or among all ranks."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -346,9 +346,9 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 
 
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
-    """A sound run with one last bit flipped at each (step, rung, rank).
+    """A sound run, but at each (step, rung, rank) the last bit of one entry is flipped.
 
-    The bit is in the first matrix if the rung is a share or a gradient, and otherwise in the last.
+    The entry is in the first matrix if the rung is a share or a gradient, and otherwise in the last.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

@@ -202,5 +202,5 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
 
 
 def moments_of(dp: int, tp: int) -> int:
-    """The number of calls in a step in which no rank skips one. It is also the number of the last moment."""
+    """The number of calls in a step in which no rank skips a call; the last moment has this number, too."""
     return len(film_of(dp, tp, 0, "log", "wrong")) - 1

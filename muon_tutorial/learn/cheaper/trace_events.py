@@ -99,7 +99,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: each rank's wait for the last rank to ask; 0 if the call ends before that."""
+    """The exercise's reference: each rank's wait until the last rank asks; 0 if its call ended earlier."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

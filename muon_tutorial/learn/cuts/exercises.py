@@ -270,7 +270,7 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def torn(heads: int, rows: int, tp: int, stacked: bool) -> int:
-    """The exercise's reference: how many heads lie on several ranks, if tp cuts q, k and v as one or each.
+    """The exercise's reference: how many heads lie on several ranks, if tp cuts q, k, v together or apart.
 
     >>> torn(4, 3, 1, True), torn(4, 3, 2, True), torn(4, 3, 2, False), torn(4, 3, 3, False)
     (0, 4, 0, 2)
@@ -285,7 +285,7 @@ def torn(heads: int, rows: int, tp: int, stacked: bool) -> int:
 
 
 def torn_exercise() -> Exercise:
-    """The exercise: how many heads of a fused weight are torn, if it is cut as one, or q, k and v each."""
+    """The exercise: how many heads of a fused weight are torn, if q, k and v are cut together or apart."""
     cases = [(4, 3, 1, True), (4, 3, 2, True), (1, 4, 3, True), (4, 3, 2, False), (4, 3, 3, False)]
 
     def runs(heads: int, rows: int, tp: int, stacked: bool) -> int:

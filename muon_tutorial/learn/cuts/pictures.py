@@ -227,7 +227,7 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
 
 
 def slide_qkv(live: bool = True) -> Shell | Picture:
-    """A slider over tp: a fused weight cut as one, and beside it the same weight with q, k and v each cut."""
+    """A slider over tp: a fused weight cut as one, and beside it the same weight with q, k, v cut apart."""
     return play(draw_tp, 6, draw_tp(2), live, label="tp", interval=1500, first=1)
 
 

@@ -134,7 +134,7 @@ def check_came(whole: Any) -> None:
 
 @dataclass(eq=False)
 class ReaderTicket:
-    """A reader's loop gets it in place of the ticket of a world, so that those it keeps can be counted."""
+    """A reader's loop gets this in place of a world's ticket, so that the tickets it keeps can be counted."""
 
     world: Any
 
@@ -143,8 +143,8 @@ def guarded(loop: Callable[..., Any], *given: Any, most: float = math.inf) -> Wa
     """Run a reader's generator, and turn its errors into one plain sentence.
 
     Raises:
-        MistakeError: it is no generator, raised an error, yielded something other than a request, or has
-            more than ``most`` tickets left that it has waited for.
+        MistakeError: it is no generator, raised an error, yielded something other than a request, or keeps
+            more than ``most`` tickets after it has waited for them.
         OpenAnswerError: the function is a stub.
     """
     walk = value_of(loop, *given)

@@ -81,7 +81,7 @@ def with_wait(line: Any, ticket: Any) -> str:
 def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     """Run the program in two ways: with real data that is read as late as possible, and in the timed world.
 
-    In the timed world, sharing takes ``share`` milliseconds. MistakeError if the program raised an error.
+    In the timed world, sharing takes ``share`` milliseconds. Raises MistakeError if the program fails.
     """
     names: dict[str, Any] = {"Start": Start, "Wait": Wait}
     exec(compile(source, "<the program>", "exec"), names)

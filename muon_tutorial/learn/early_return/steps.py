@@ -49,7 +49,7 @@ def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
 
 
 def machine_of(link: str) -> Machine:
-    """A laptop's processor for each rank, and a network card; on loopback, one processor does both."""
+    """A laptop's processor for each rank, and a network card; on loopback, one core computes and sends."""
     laptop = find_machine("laptop")
     if link == LOOPBACK:
         return replace(laptop, cores=1)

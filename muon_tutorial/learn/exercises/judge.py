@@ -110,8 +110,8 @@ class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
     After each failed try, it gives the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
-    ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers are written to
-    the reader's my_muon.py under the names in ``keeps``, one per answer.
+    ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
+    to the reader's my_muon.py under the names in ``keeps``, one per answer.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -321,7 +321,7 @@ def _short(value: Any) -> str:
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern that finds the answer in output where the prediction is still open."""
+    """For each name, a pattern for output that shows the answer next to the dash of an open prediction."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 

@@ -40,7 +40,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class FilmMoment:
-    """What every rank holds once all ``flights`` have landed, and which reports of the run show it."""
+    """What every rank holds once ``flights`` have landed; ``letters`` names the reports that show this."""
 
     title: str
     what: str

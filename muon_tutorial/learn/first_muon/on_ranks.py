@@ -90,7 +90,7 @@ def place_of(name: str) -> BufferPlace:
 def parameters(
     seed: int, lacking: Sequence[str] = (), *, shapes: Mapping[str, tuple[int, int]] = SHAPES
 ) -> list[torch.nn.Parameter]:
-    """The matrices in order, each with its averaged gradient, except for ``lacking``, which have none."""
+    """The matrices in order, with their averaged gradients; those in ``lacking`` have no gradient."""
     generator, made = torch.Generator().manual_seed(seed), []
     for name, shape in shapes.items():
         parameter = torch.nn.Parameter(torch.randn(shape, generator=generator) / shape[1])

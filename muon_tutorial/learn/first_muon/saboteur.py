@@ -106,7 +106,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _gradient(weights: list[nn.Parameter], seed: int) -> Tensor:
-    """The flat gradient on this rank's batch. Layers are attention and an MLP; errors are squared."""
+    """The flat gradient of the mean squared error on this rank's batch. Layers are attention and an MLP."""
     generator = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(_TOKENS, _WIDTH, generator=generator) for _ in range(2))
     named: dict[str, Any] = dict(zip(SHAPES, weights, strict=True))

@@ -22,7 +22,7 @@ _STEPS, _SEED = 300, 0
 
 @dataclass(frozen=True, slots=True)
 class RecordedGradient:
-    """A recorded gradient, divided by its largest absolute entry, and the parameter and run it is from."""
+    """A recorded gradient, scaled to a largest absolute entry of 1; the parameter and run that it is from."""
 
     matrix: Tensor
     name: str

@@ -82,7 +82,7 @@ def _say_machine(figure: Figure) -> None:
 
 
 def draw_scale(doubling: int, links: str) -> Picture:
-    """The step's time over the number of ranks, with one number marked, and each owner's work at it."""
+    """The step's time over the number of ranks, and each owner's work for one number, which is marked."""
     found = steps()
     step, factor = found[doubling], LINKS[links]
     figure = card(900, 430)

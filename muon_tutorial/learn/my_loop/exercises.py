@@ -250,7 +250,7 @@ def quiz(life: RunLife) -> Exercise:
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
-    """The reader's four functions. The reference replaces a function that has not passed, and says so."""
+    """The reader's four functions; the reference's for those that have not passed, with a printed note."""
     open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
                  if it.accepted is ...]  # fmt: skip
     if open_ones:

@@ -108,7 +108,7 @@ def check_redistribute(
 
 
 def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back if ranks own in turn, and owners send only the other ranks' rows."""
+    """Bytes on the way back if rank i % dp owns matrix i, and owners send only the other ranks' rows."""
     sides = enumerate(shapes_of(dp))
     return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
 

@@ -169,7 +169,7 @@ def train_with(step: Callable[..., object] | None, steps: int, seed: int) -> lis
 def record(steps: int = STEPS) -> Race:
     """Tune and run every lane.
 
-    First AdamW trains the whole model, and its best rate is used for all parameters but hidden matrices. Then
+    First AdamW trains the whole model, and its best rate is used for embedding, head and norms. Then
     each lane runs at each of its rates, and the racers run again at their best rates with other seeds.
     """
     whole = [run_lane("AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]

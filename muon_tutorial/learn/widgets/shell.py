@@ -72,7 +72,7 @@ def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **cont
 def stops(control: Any) -> dict[str, Any]:
     """Every value that a control can take, by its label.
 
-    Raises TypeError unless it is a slider over whole numbers, a choice, or a box of buttons with a number.
+    Raises TypeError if the control is no slider over whole numbers, no choice and no box of buttons.
     """
     if hasattr(control, "options"):
         pairs = [option if isinstance(option, tuple) else (option, option) for option in control.options]
