@@ -124,7 +124,7 @@ def decay_and_add(
     if shard is None or not by_position:
         _add(param, update.reshape(param.shape), adjusted)
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
-        # torch adds a tall matrix's column-major update in the scalar loop. A stride does the same here.
+        # torch adds a tall matrix's column-major update in the scalar loop. A stride makes it do so here.
         strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))
         _add(param.view(-1), strided, adjusted)
     else:
@@ -136,7 +136,7 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part with the whole matrix's bits: in full vectors, except in the matrix's partial block."""
+    """Add a part's update as if the matrix were whole: in full vectors, except in its last, partial block."""
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
     places = places[places >= 0]  # only elements in the last, partial block

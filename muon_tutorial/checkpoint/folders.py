@@ -93,7 +93,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the file is opened again, because its holder may remove it meanwhile
+        os.close(descriptor)  # the next round opens the file anew: its holder may remove it meanwhile
         time.sleep(_TICK)
 
 

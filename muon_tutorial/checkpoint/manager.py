@@ -1,7 +1,7 @@
 """``CheckpointManager``: saves checkpoints by step into a folder, and keeps only the newest.
 
 ``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
-newest checkpoint, and is written after it. This module decides where to save and which
+newest checkpoint, and is written after that checkpoint. This module decides where to save and which
 checkpoints to keep; ``saving`` and ``loading`` do the rest.
 """
 
@@ -152,7 +152,7 @@ class CheckpointManager:
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest checkpoint that has no damaged byte. Does not communicate.
 
-        Damaged checkpoints that are found before it are renamed to ``damaged-…``, because a resumed run will
+        Damaged checkpoints that are found on the way are renamed to ``damaged-…``, because a resumed run will
         save under their names; ``say`` gets the reason. Only the process that will save here may call this.
         """
         for step in self._newest_first():

@@ -36,7 +36,7 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedBox:
-    """A box of a tensor, and the bytes of the file that hold it in the format of ``torch.save``."""
+    """A box of a tensor. Its bytes lie at ``start`` in ``file``, in the format of ``torch.save``."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]

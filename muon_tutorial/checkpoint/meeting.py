@@ -51,9 +51,9 @@ class Meeting:
         """Call ``make`` on every rank and ``decide`` on rank 0; return this rank's value and rank 0's answer.
 
         All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
-        keeps, and its part for rank 0. When rank 0 has all parts, ``decide`` gets them and returns an answer
-        for each rank, unless a rank has given up waiting. So either all ranks get an answer or none does,
-        unless rank 0 is lost while it decides.
+        keeps, and its part for rank 0. When all parts have reached rank 0, and no rank has given up
+        waiting, ``decide`` gets the parts and returns an answer for each rank. So either all ranks get an
+        answer or none does, unless rank 0 is lost while it decides.
 
         Raises:
             TutorialError: raised by ``make`` on this rank, or by ``decide``.

@@ -109,8 +109,8 @@ def _warn_of_extra_state(model: nn.Module) -> None:
 class Save:
     """One save. ``contents`` returns what this rank saves. Rank 0 also makes the draft and moves it.
 
-    Rank 0 calls ``finish`` after it has moved the draft, before it tells the other ranks. ``guard`` is a path
-    that rank 0 locks during the save, in addition to the folder.
+    Rank 0 calls ``finish`` when it has moved the draft, before it answers the other ranks. ``guard`` is a
+    path that rank 0 locks during the save, in addition to the folder.
     """
 
     meeting: Meeting

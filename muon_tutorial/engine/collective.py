@@ -86,8 +86,8 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A request for nothing. A rank that takes no part in a collective makes it, to take as many turns as
-    other ranks; see ``order``."""
+    """A request for nothing. A rank that takes no part in a collective makes this request, so that it takes
+    as many turns as other ranks; see ``order``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Abreast(Idle):
 class Call:
     """A request to call a user's own function. Only real processes can answer it.
 
-    The answer is the function's return value. If that is a handle, it is the result of its ``wait()``.
+    The answer is the function's return value or, if that is a handle, what the handle's ``wait()`` returns.
     """
 
     fn: Callable[[], Any]

@@ -63,8 +63,8 @@ def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
     """Let every task wait for its last request and issue its next one; return the tasks that go on.
 
     The values of finished tasks go to ``values``, by index. To free memory early, each task is removed from
-    ``flight`` when its turn comes. A sent tensor is dropped when its request is answered, and an answer when
-    its task makes the next request. All ranks must run it, with the same tasks.
+    ``flight`` when its turn comes, a sent tensor is dropped when its request is answered, and an answer is
+    dropped when its task makes the next request. All ranks must run it, with the same tasks.
     """
     going = []
     while flight:

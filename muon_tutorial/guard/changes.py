@@ -160,7 +160,7 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Raise ``UsageError``, with the parameter's name, if a library has flattened a parameter."""
+    """Raise ``UsageError`` if a library has flattened a parameter. The message names the parameter."""
     for (name, param, _), made in zip(all_named(groups), before.each, strict=False):
         if param.ndim != len(made.kind[2]) and (param is made.param or param.ndim < 2):
             raise UsageError(

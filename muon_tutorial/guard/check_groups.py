@@ -56,7 +56,7 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Raise ``UsageError`` if a value is not a finite number, a rate is negative, or ``ns_steps`` not whole.
+    """Raise ``UsageError`` if a value is no finite number, a rate is negative, or ``ns_steps`` is not whole.
 
     The message names the hyperparameter and its group.
     """
@@ -95,7 +95,7 @@ def _all_finite(values: Any) -> bool:
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Raise ``NotAMatrixError``, with their names, if some parameters are not dense real matrices."""
+    """Raise ``NotAMatrixError`` if some parameters are not dense real matrices. The message names them."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)

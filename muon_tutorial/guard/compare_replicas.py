@@ -121,8 +121,8 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
     """Compare gradients that should be averaged already, over all axes except tp. All ranks must call it.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    Plain matrices among DTensors may be each rank's own, but zero gradients cannot show that. If such a
-    matrix has had only zero gradients, the result is True. Then call this at the next step with ``again``,
+    Each rank may have plain matrices of its own among DTensors, but zero gradients cannot show that. If such
+    a matrix has had only zero gradients, the result is True. Then call this at the next step with ``again``,
     which compares only plain matrices.
 
     Raises:
@@ -276,8 +276,8 @@ def _beside(
     """Yield the parameters on this mesh that no plan steps, and their state.
 
     Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user.
-    Plain parameters are yielded only if ``plain`` is True. If there are ``assumed`` axes, they are yielded
-    with their gradient instead of their state.
+    Plain parameters are yielded only if ``plain`` is True. If there are ``assumed`` axes, each plain
+    parameter comes with its gradient instead of its state.
     """
     for params, states, named in groups:
         for name, param in params:
@@ -304,7 +304,7 @@ def _beside(
 
 
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
-    """Refuse parameters whose order differs across ranks, because values would go into the wrong parameters.
+    """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
     Parameters that may be each rank's own, such as experts, may have other names on other ranks. If they do,
     they are returned.
@@ -319,7 +319,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Other pieces mostly look the same, so their ranks may show which copy of this piece is right.
+        # Other ranks' pieces mostly look the same, so they may show which copy of this piece is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

@@ -41,7 +41,7 @@ class GradientHooks:
     _handles: list[Any] = field(default_factory=list)
 
     def attach(self, made: Sequence[MeshStep], params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-        """Hook the gradients of ``params``, and of ``beside``, the parameters of other optimizers.
+        """Hook the gradients of ``params``, and of other optimizers' parameters (``beside``).
 
         Raises:
             StrategyError: ``overlap`` is set, but this strategy does not average gradients itself.

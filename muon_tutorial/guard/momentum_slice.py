@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 
 
 class MomentumSlice(Tensor):
-    """A flat run of momentum that no other rank has. ``torch.save`` saves it like any tensor."""
+    """A flat part of the momentum that no other rank has. ``torch.save`` saves it like any tensor."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MomentumSlice:
         return memo.setdefault(id(self), self.as_subclass(Tensor).clone().as_subclass(MomentumSlice))
@@ -25,7 +25,7 @@ class MomentumSlice(Tensor):
         """Refuse ``torch.distributed.checkpoint``, which calls this for tensors that are cut into pieces.
 
         Raises:
-            CheckpointError: always, because a flat run of elements is not a box of a tensor.
+            CheckpointError: always, because consecutive elements are not a box of a tensor.
         """
         raise CheckpointError(
             f"{name} is one rank's slice of the momentum, which torch.distributed.checkpoint cannot put "

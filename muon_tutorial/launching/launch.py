@@ -50,8 +50,8 @@ def launch(
 
     In each rank torch.distributed is initialised over loopback. Its default group, and every group that `fn`
     makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this, even in a rank.
-    Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it runs
-    in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
+    Unless a launch runs in a network namespace, other users of this machine can reach Gloo's ports on
+    loopback and make the launch time out. On Linux a rank keeps up to 256 MiB of memory that it freed
     (``keep_freed_memory``). If this process handles a signal of terminals or schedulers, such as SIGTERM,
     ranks ignore the signal, unless `fn` handles it.
 

@@ -45,7 +45,7 @@ class LaunchSpec:
 class RankRaised:
     """An error that the function raised, or that was raised before the function was called.
 
-    If the function returns, the rank sends no record, but the bytes of the pickled value.
+    If the function returns, the rank sends the bytes of the pickled value instead of a record.
 
     ``when`` is in seconds, on the machine's monotonic clock. ``is_about_lost_rank``: the error only says that
     another rank was lost, or kept this one waiting.

@@ -105,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job: whether it still has one of their agents.
+    """Return whether ranks with these names belonged to this job: this job still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """

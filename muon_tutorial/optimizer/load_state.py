@@ -75,6 +75,6 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
 
 
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-    """Copy an ``lr`` tensor that other groups share, because a scheduler would scale it twice."""
+    """If other groups share an ``lr`` tensor, copy it: a scheduler would scale a shared tensor twice."""
     if isinstance(group["lr"], Tensor) and any(group["lr"] is other["lr"] for other in others):
         group["lr"] = group["lr"].clone()

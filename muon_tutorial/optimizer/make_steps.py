@@ -147,7 +147,7 @@ def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
 
 
 def _check_own_memory(strategy: str, groups: Groups) -> None:
-    """Refuse parameters that share memory, such as a transposed view, because one update would be lost."""
+    """Refuse parameters that share memory, such as a transposed view: one update would be lost."""
     first: dict[int, str] = {}
     for name, param, _ in all_named(groups):
         local = local_part(param.detach())

@@ -205,7 +205,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model that ``from_model`` got; each goes to Muon or AdamW as in that split.
+        """Add parameters of ``from_model``'s model. Its split says whether each goes to Muon or to AdamW.
 
         The group's hyperparameters apply to both optimizers. If ranks step together, the next step compares
         the parameters' values.
@@ -319,7 +319,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parameters are looked for only at the first step, and at steps without gradients.
 
         Raises:
-            UsageError: FSDP1 has put a parameter that this optimizer steps into a flat parameter.
+            UsageError: FSDP1 has moved one of this optimizer's parameters into a flat parameter.
         """
         now: dict[str, nn.Parameter] = {}
         looks = self.muon.guard.steps_done == 0 or all(param.grad is None for param in self._seen)

@@ -14,8 +14,8 @@ State = defaultdict[Any, Any]
 class PairState(MutableMapping[Any, Any]):
     """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
-    While ``is_new()`` is true, because nothing has been stepped or loaded, the state looks empty, though its
-    entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
+    ``is_new()`` is true until something has been stepped or loaded. Until then the state looks empty, though
+    its entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
     optimizer's state if the state looks empty. If it saw only Muon's state, it would not load AdamW's
     moments.
     """

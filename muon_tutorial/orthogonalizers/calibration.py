@@ -108,16 +108,16 @@ def read_calibration(path: str | Path) -> Calibration:
 
 
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
-    """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
+    """Time the candidates on a shape. Each runs once per round, and its shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    workspace = Workspace()  # one for all, as in a step, because its address changes times by a few per cent
+    workspace = Workspace()  # one for all, as in a step: its address changes times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(rounds + 1):
         for name, run in runs.items():
             seconds = _seconds(run, device)
-            if turn:  # the first warms up
+            if turn:  # the first round only warms up
                 best[name] = min(best[name], seconds / matrices.shape[:-2].numel())
     return ShapeTimes(rows, columns, best)
 

@@ -43,7 +43,7 @@ QUALITY_DIFFERENCE = 0.05
 48 × 192 it is 0.026, because iterates in bf16 blur the step in the spectrum "cliff". On Gaussian matrices, ‖X
 − Y‖/‖Y‖ is 0.01 between a result X and stock's result Y. On spectra that fall fast (k^−3, rank 8) it is up to
 0.32, because stock's rounding changes the smallest singular values. ``orthogonalize="gram"`` in one process
-differs as much.
+differs as much from stock.
 """
 
 

@@ -23,8 +23,9 @@ LEAST_STACKED = 8
 """Matrices whose smaller side is below this are not stacked."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs of a few matrices. A run's buffers fit into ``RUN_BYTES``, a core's cache. A
-run's length may change its kernels, and so its bits. So every length is tried out, up to ``MOST_STACKED``."""
+"""A stack is iterated in runs of a few matrices. A run's buffers fit into ``RUN_BYTES`` (a core's cache). The
+length of a run may decide which kernels are used, and so change the bits. So every length up to
+``MOST_STACKED`` is tried out."""
 
 TRIED = 2**18
 """How many elements of results are compared. If kernels differ, a few in 100,000 elements of a bf16 product
@@ -93,8 +94,8 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
     """Return how many matrices of this shape can be stacked so that each gets the same bits as alone.
 
-    It is 1 for large matrices, because they gain nothing. It is 1 for sizes with which the members of a stack
-    would not be aligned, because their bits would differ. This CPU's kernels are tried out once per shape,
+    It is 1 for large matrices, because they gain nothing. It is also 1 if the members of a stack
+    would not be aligned: their bits would then differ. This CPU's kernels are tried out once per shape,
     recipe and number of threads. The meta device is treated like the CPU; on other devices nothing is
     stacked.
     """

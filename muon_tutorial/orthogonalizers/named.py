@@ -126,8 +126,8 @@ BOUNDS: Mapping[str, Bounds] = {
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
 
 The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number, which changes the matrix. If
-singular values differ much, its result is therefore far from the orthogonal factor. A nearly zero matrix (its
-norm is below ``eps``) stays small, as it does with stock. Only turbo makes it large.
+singular values differ much, its result is therefore far from the orthogonal factor. Turbo-Muon also makes a
+nearly zero matrix (its norm is below ``eps``) large; with the other recipes it stays small, as with stock.
 """
 
 LARGER_UPDATES = (1.03, 1.18)

@@ -1,4 +1,4 @@
-"""Scratch memory that all iterations use again; it grows to the largest size that was needed."""
+"""Scratch memory that every iteration reuses; it grows to the largest size that was needed."""
 
 from __future__ import annotations
 

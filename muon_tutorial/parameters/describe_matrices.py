@@ -28,7 +28,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
 
     If a parameter is a DTensor, its placements say how tensor parallelism cuts it. Otherwise its attribute
     ``partition_dim`` says it, as in Megatron; a parameter with a negative number is not cut. For an uneven
-    cut, its attribute ``partition_sizes`` lists one length per position. Without these attributes, ``tp_dim``
+    cut, the attribute ``partition_sizes`` lists one length per position. Without these attributes, ``tp_dim``
     applies.
 
     Raises:

@@ -1,7 +1,7 @@
 """Finds out, from shapes and placements, how process groups have cut parameters.
 
 The groups share only this rank, like the row and the column of a grid. Ranks compare their results once. If
-they differ, or one rank fails, all of them raise an error.
+the results differ, or one rank fails, all ranks raise an error.
 """
 
 from __future__ import annotations

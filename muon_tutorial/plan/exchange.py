@@ -214,7 +214,7 @@ class SharedPart:
 class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
-    ``leaving`` are the parts to pack. Of the packed elements, position p gets ``sends[p]``, beginning at
+    ``leaving`` are the parts to pack. Position p gets ``sends[p]`` of the packed elements, beginning at
     ``starts[p]``. Parts that several positions get are packed once. ``coming`` are the parts that arrive, and
     ``receives`` counts the elements from each position.
 

@@ -66,7 +66,7 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     """Distribute jobs over rounds, and return the numbers of each round's jobs.
 
     If every position can hold all its jobs within ``limit.all``, there is one round. Otherwise each round
-    takes up to ``limit.each`` bytes per position. If the largest job has more bytes, that is the limit. The
+    takes up to ``limit.each`` bytes per position. If the largest job has more bytes, they are the limit. The
     costliest jobs are placed first, each in the first round that has room.
 
     A round's first job also limits the work of each position. A position whose bytes allow n such jobs gets

@@ -73,7 +73,7 @@ def move_momentum(
     scale: Tensor | None,  # []
     is_needed: bool,
 ) -> Tensor | None:  # the momentum's shape
-    """Update one matrix's momentum. Return its Newton–Schulz input if a rank needs the input from here."""
+    """Update a matrix's momentum. If a rank needs this rank's Newton–Schulz input, return the input."""
     own = stored_gradient(bucket, matrix, gradient, scale)
     group, stored = matrix.parameter.group, matrix.parameter.momentum
     momentum = stored[matrix.momentum_index]

@@ -19,7 +19,7 @@ from ..plan.matrix import BucketEntry, Index
 from .parameter_state import MomentumIndex, ParameterState
 
 OF_ONE_MATRIX: ContextVar[Callable[..., Any] | None] = ContextVar("OF_ONE_MATRIX", default=None)
-"""If set, it is called with a function of one matrix and its arguments, in place of this function."""
+"""If set, it is called in place of a function of one matrix, and gets that function and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

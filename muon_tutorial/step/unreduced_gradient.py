@@ -1,4 +1,4 @@
-"""Gradients that the step has yet to average refuse to be clipped, and warn when their norm is computed.
+"""Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed.
 
 Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
 on every rank. The step would be wrong, without any error. A loop that computes each gradient's norm may clip
@@ -33,7 +33,7 @@ _NORMS = frozenset({Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.mat
 
 
 class UnreducedGradient(Tensor):
-    """A gradient that has yet to be averaged over dp. It is an ordinary tensor, but it refuses clipping."""
+    """A gradient that is not averaged over dp yet. It is an ordinary tensor, but it refuses clipping."""
 
     @classmethod
     def __torch_function__(

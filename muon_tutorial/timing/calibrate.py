@@ -157,8 +157,8 @@ def calibrate(limit: float = 28.0) -> Machine:
 def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 0) -> str:
     """Describe the signs that a machine did something else while it was measured; empty if there are none.
 
-    ``load``: the load average before. ``repeated``: rates of one product on each core, before and after all
-    other measurements. ``missing``: how many collectives were left out for lack of time.
+    ``load``: the load average before all measurements. ``repeated``: rates of one product on each core,
+    before and after the other measurements. ``missing``: how many collectives were left out for lack of time.
 
     >>> say_busy(0.1, 2, [5e10, 4.8e10]), say_busy(1.9, 2, [5e10, 2e10])[:74]
     ('', 'This machine was busy: load average 1.9 on 2 cores before, and the same pr')
@@ -262,8 +262,8 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
 def measure_copies(sizes: Sequence[int] = BYTES, cold: int = COLD) -> Rates:
     """Bytes read and written per second when a tensor is added to another, for several numbers of bytes.
 
-    For each size, different tensors take turns, up to ``cold`` bytes in all. So the caches are cold, as they
-    are when a step reads its gradients, momentum and parameters.
+    For each size, different tensors are used in turn, up to ``cold`` bytes in all. So the caches are cold, as
+    when a step reads its gradients, momentum and parameters.
     """
     there, added = torch.ones(2, max(cold // 8, max(sizes) // 12)).unbind()
     rates: list[tuple[float, float]] = []
@@ -281,8 +281,8 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds that each operation takes even with little data: a small step's seconds divided by its
-    operations.
+    """Seconds that each operation takes even with little data: what ``gemm`` and ``copy`` leave
+    unexplained in a small step's seconds, divided by the number of operations.
 
     Before each step other data is written, so that caches are cold, as after large products in a real step.
     With data and code in the caches, operations start several times faster.

@@ -557,7 +557,7 @@ def _roots(plan: Plan) -> set[int]:
 
 
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
-    """The properties that decide what a rank does with a matrix, without the matrix's workers."""
+    """The properties, besides the workers, that decide what a rank does with a matrix."""
     matrix = entry.matrix
     return (
         matrix.shape,

@@ -129,8 +129,8 @@ class Choice:
 class ModelPlan:
     """The cost of every strategy's step, for one pipeline stage of a model on a grid of a machine's ranks.
 
-    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1. If ``dp_shard`` cuts
-    parameters, they are sharded as in FSDP2. ``adamw_ddp``: AdamW's steps under DDP; empty with ``dp_shard``.
+    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1 or, if ``dp_shard`` cuts
+    parameters, as in FSDP2. ``adamw_ddp``: AdamW's steps under DDP; empty with ``dp_shard``.
     ``rest``: a rank's bytes for the parameters that AdamW steps (embeddings, head and norms), with their
     gradients, both moments and master weights. ``tokens``: the batch, or None.
     """

@@ -2,7 +2,7 @@
 
 This is a fourth world, besides the live, the local and the shadow world. It walks the same generators, and
 charges their computation and their requests with a machine's costs. If there are fewer cores than ranks,
-ranks share the cores. If the machine's link is a bus, they share it, too. So waiting and overlap follow from
+ranks share the cores. If the machine's link is a bus, all ranks share it. So waiting and overlap follow from
 the order of requests; nothing here knows a strategy.
 """
 

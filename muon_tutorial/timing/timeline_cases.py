@@ -52,7 +52,7 @@ class TimelineTask:
 
 
 def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:
-    """The steps of each case, recorded on real ranks. The cases take turns, step by step."""
+    """The steps of each case, recorded on real ranks. Each round takes one step of every case."""
     by_rank = launch(_record_on_rank, task.dp, args=(task,), timeout=120.0, output="quiet")
     by_case = (zip(*(notes[case] for notes in by_rank), strict=True) for case in range(len(CASES)))
     return [[recorded_timeline(notes) for notes in steps] for steps in by_case]

@@ -82,7 +82,7 @@ def heeding_signals(
 
     Args:
         says: the line that is printed when the run is first asked to stop; None if another process prints it.
-        grace: the process exits this many seconds later, whatever it is doing.
+        grace: the process exits this many seconds after that request, whatever it is doing.
         repeat: a Ctrl-C within this many seconds of the first counts as the same request (for other signals:
             ``REPEAT``).
     """

@@ -80,7 +80,7 @@ class LocalMesh:
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
     def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
-        """Record this rank's value for ``what`` and its current plan; return the ranks' values so far."""
+        """Record this rank's value of ``what`` for its current plan; return all ranks' values so far."""
         turn = len(self.world.plans.get(self.at.rank, ()))
         said = self.world.held.setdefault((turn, what), {})
         said[self.at.rank] = value
