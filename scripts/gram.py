@@ -1,4 +1,4 @@
-"""Measures the strategy gram: how far its update is from one process's, its bytes and seconds, where it wins.
+"""Measures the strategy gram: bytes, seconds, where it wins, and how far its update is from one process's.
 
     python scripts/gram.py
 

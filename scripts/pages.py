@@ -176,7 +176,7 @@ def evidence() -> str:
 
 
 def write_preview(target: Path) -> None:
-    """Write the link preview: the ranks' shards before, the whole matrix, and their shards after."""
+    """Write the link preview: a matrix cut into the ranks' shards, then whole, then cut into shards again."""
     figure, axes = blank(*PREVIEW_SIZE)
     write_words(axes, 60, 90, "Four processes, one matrix", 34, weight="bold")
     write_words(axes, 60, 146, "Muon needs the whole matrix, and no process has it.", 19, color=QUIET)
@@ -424,7 +424,7 @@ def beginning(
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
     """Selections of values to draw, from all of them to fewer and fewer.
 
-    From the last control to the second, one after the other keeps only its pressed value. Then the first
+    In turn, the controls from the last to the second keep only their pressed value. Then the first
     control keeps every second value, every third, and so on, until only the pressed one is left.
     """
     held = [[word] for word in pressed]

@@ -2,10 +2,10 @@
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a step's seconds
-divided by the lower bound for whole matrices, and a rank's peak of bytes, measured and predicted. They also
-hold steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need
-no core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
+writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
+measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
+steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need no
+core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
 script takes five minutes.
 """
 

@@ -217,10 +217,10 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error; how many pairs of clearly different times keep order."""
+    """Median, 90th percentile and largest error; of clearly different times, how many pairs keep order."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
-        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
+        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie counts as wrong
         for i, j in combinations(range(len(seen)), 2)
         if max(seen[i], seen[j]) > (1 + TELLING) * min(seen[i], seen[j])
     ]

@@ -54,7 +54,7 @@ AS_USERS_DO = (
 """Tests that run without torch's checks, for one of these reasons: their ranks repeat other tests' work in a
 lesson, a checkpoint, a count of bytes or a training; their ranks break as a user's ranks do; with the checks,
 a DistributedDataParallel on a "gloo" group ends in a segmentation fault (torch 2.13); or they count memory,
-of which the checks would keep some."""
+and the checks would keep some memory."""
 
 RANKS_IMPORT = (
     "pytest",

@@ -72,7 +72,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
 }
-"""For each file, the tests that a usual run leaves out (by pytest's names), and what covers them there."""
+"""For each file, the tests that a usual run leaves out (by pytest's names), and what covers their subject."""
 
 
 def is_left_out(node: str) -> bool:

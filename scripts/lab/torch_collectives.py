@@ -63,7 +63,7 @@ class TorchCollectives(CountingMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # then DTensor calls operations on local tensors, which come here again
+            return NotImplemented  # then DTensor calls operations on local tensors; those calls come here
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, but TorchCollectives cannot count it")

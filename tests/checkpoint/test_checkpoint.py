@@ -173,7 +173,7 @@ def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) 
         assert check_table(tmp_path / str(number), its, [grid]) == len(its)
 
 
-@pytest.mark.exhaustive  # in ``test_format``, three ranks save, cut unevenly, and one loads
+@pytest.mark.exhaustive  # in ``test_format``, three ranks save uneven shards, and one rank loads
 @pytest.mark.parametrize("home", [(3, 2), (1, 1), (1, 4)], ids=str)
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
     pairs = [("zero1, all", "FSDP2"), ("FSDP2", "zero1, boundary")]

@@ -206,7 +206,7 @@ def place(mesh: DeviceMesh, *axes: str) -> int:
 
 
 def rig(model: nn.Module, mesh: DeviceMesh, stepped: nn.Module | None = None) -> Rig:
-    """Ranks get different tokens, except along tp; Muon steps the whole model, or the part ``stepped``."""
+    """Tokens differ along dp, fsdp and ep; Muon steps the whole model, or the part ``stepped``."""
     tokens = place(mesh, "dp", "fsdp", "ep")
     return Rig(hidden(stepped or model), lambda step: learn(model, batch(step, tokens)))
 

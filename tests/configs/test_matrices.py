@@ -144,7 +144,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """The cut along ``dim`` or, if that is too large, the last dimension. Convolutions count as matrices."""
+    """The cut along ``dim``, or the last dimension if ``dim`` is larger. Convolutions count as matrices."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 

@@ -30,7 +30,7 @@ def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
 
 
 def run_averages(rank: int) -> tuple[bool, float]:
-    """Whether zero1 equals stock Muon after an all_reduce, and the mean's error in units of its bound."""
+    """Whether zero1 equals stock Muon after an all_reduce, and the mean's error divided by its bound."""
     mesh = build_mesh({"dp": RANKS})
     local = torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))

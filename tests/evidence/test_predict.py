@@ -157,7 +157,7 @@ every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
 def planned(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
-    """The plan, and for each rank what it is predicted to send in each phase of a step."""
+    """The plan, and for each rank, the predicted ledger row of each phase of a step."""
     nothing = LedgerRow("", 0, 0, 0)
     shards = [cut for cut in case.cuts if isinstance(cut, Shard)]
     cuts = enumerate(zip(case.shapes, shards, strict=True))

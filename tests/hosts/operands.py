@@ -46,7 +46,7 @@ class Operands(TorchFunctionMode):
             made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
             if len(made) > (name in PRODUCTS):
                 self.found += [it for it in made if all(it is not other for other in self.found)]
-        if name == "relu":  # relu would make a row seem unused if it set all its values to zero
+        if name == "relu":  # if relu set all values of a row to zero, the row would seem unused
             return nn.functional.softplus(args[0])
         if name == "maximum":  # likewise: maximum would drop one of two rows
             return torch.logaddexp(*args)

@@ -259,7 +259,7 @@ def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
     "name", ["gpt2", "gpt_neox", "falcon, new", "deepseek_v3", "gpt_oss", "mamba", "qwen3_next"]
 )
 def test_models_of_every_kind_of_parts_step_alone_as_over_ranks(name: str, strategy: str) -> None:
-    """The bits are the same, because the average of the two ranks' equal gradients is this gradient."""
+    """The bits are the same, because the average of the ranks' gradients equals each of them."""
     (before, _), (alone, groups) = learned(name), learned(name)
     Muon(groups, lr=0.02).step()
     assert not any(map(torch.equal, before, alone))

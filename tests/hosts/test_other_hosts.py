@@ -235,7 +235,7 @@ def heard() -> list[dict[str, str]]:
     return launch(under, 2, args=(there,), timeout=200) if there else []
 
 
-@pytest.mark.exhaustive  # ``test_silences`` has FSDP1 without a host in every run
+@pytest.mark.exhaustive  # in every run, ``test_silences`` has FSDP1 without a host
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("DeepSpeed", "Accelerate"))])
 def test_a_host_that_flattens_matrices_is_refused_by_name(name: str, heard: list[dict[str, str]]) -> None:
     skip_unless_installed(name)

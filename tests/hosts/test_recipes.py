@@ -25,8 +25,8 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return References(tmp_path_factory.mktemp("alone"))
 
 
-# Only a new version of the host can break a recipe under its own launcher. So a usual run tries only the
-# Trainer, on forks; tests/optimizer and tests/configs check what recipes rely on, and FSDP2's checkpoints.
+# Only a new version of the host can break a recipe under its own launcher. So usual runs try only Trainer,
+# in forked processes; tests/optimizer and tests/configs check what recipes rely on, and FSDP2's checkpoints.
 @pytest.mark.parametrize(("name", "forks"), [("trainer", 2), *(left_out(name, 0) for name in ALL)])
 def test_a_recipe_trains_like_one_process_and_resumes_to_the_bit(
     name: str, forks: int, tmp_path: Path, references: References

@@ -1,6 +1,6 @@
 """Errors that were once silent with FSDP2 and FSDP1. Two ranks take three steps, and note the messages.
 
-``tests/guard/test_guard.py`` tests those of one process, ``test_other_hosts`` those of other packages.
+``tests/guard/test_guard.py`` tests one process's errors, and ``test_other_hosts`` other packages' errors.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def test_separate_weights_stay_whole(rows: dict[str, int]) -> None:
 
 
 def test_an_attention_whose_layout_its_name_does_not_decide_asks_for_it() -> None:
-    """litgpt's fused weight ``attn`` held its parts group by group, and later one after the other."""
+    """litgpt's ``attn`` held its parts group by group; newer versions hold one part after the other."""
     model = Taking(LitGPT(32, 4, "attn"), ())
     with pytest.warns(UserWarning, match=r"block\.attn\.weight \(64 × 32\) suggest several matrices"):
         split_parameters(model)

@@ -42,7 +42,7 @@ def surroundings(rank: int) -> dict:
 
 
 def fork(rank: int) -> bool:
-    """Fork. The child returns first, and then this rank, which returns whether the child has ended."""
+    """Fork. The child returns at once; then this rank returns whether the child has ended."""
     child = os.fork()
     if child == 0:
         return False
@@ -95,7 +95,7 @@ _FAULTS = {
 
 
 def stop_the_last(rank: int) -> None:
-    """Return at once; the last rank is stopped."""
+    """Return at once; the last rank stops itself by SIGSTOP."""
     if rank == dist.get_world_size() - 1:
         _FAULTS["stop"]()
 
@@ -140,7 +140,7 @@ def wait_on_two_groups(rank: int) -> None:
 
 
 def hang(rank: int, stopped: int | None = None) -> None:
-    """Print this process's id, and wait forever; one rank may also be stopped."""
+    """Print this process's id, and wait forever; rank ``stopped`` stops itself by SIGSTOP."""
     print(f"pid {os.getpid()}", flush=True)
     if rank == 0:
         _spin()
@@ -150,7 +150,7 @@ def hang(rank: int, stopped: int | None = None) -> None:
 
 
 def listeners(rank: int, open_one: bool = False) -> list[str]:
-    """Return the addresses on which this process listens while it uses groups, by the kernel's tables."""
+    """Use groups; return the addresses on which this process then listens, by the kernel's tables."""
     import psutil
 
     dist.all_reduce(torch.ones(1), group=dist.new_group())

@@ -76,7 +76,7 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script whose launch hangs, and its descendants' ids. If ranks are forked, one is stopped."""
+    """Yield a script whose launch hangs, and its descendants' ids. Of forked ranks, one stops by SIGSTOP."""
     method = getattr(request, "param", "fork")
     script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)
@@ -87,7 +87,7 @@ def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int
 
 @pytest.mark.parametrize(("hanging", "kill"), [("fork", os.killpg), ("spawn", os.kill)], indirect=["hanging"])
 def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
-    """``test_launch_notebook`` kills only the parent of forked ranks, and not its process group."""
+    """With forked ranks, this kills the process group; ``test_launch_notebook`` kills only the parent."""
     parent, family = hanging
     kill(parent.pid, signal.SIGKILL)
     assert parent.wait(WITHIN) == -signal.SIGKILL

@@ -49,7 +49,7 @@ def _spread(size: int, most: int) -> list[int]:
 
 
 def move(shell: Shell, position: Mapping[str, Any]) -> str:
-    """Set the controls as a reader would; returns the widget's HTML then."""
+    """Set the controls as a reader would; returns the widget's new HTML."""
     for name, value in position.items():
         shell.controls[name].value = value
     return shell.canvas.value

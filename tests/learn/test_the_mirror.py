@@ -52,7 +52,7 @@ def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
 
 
 def walking_some(last: bool) -> Callable[..., Walk]:
-    """Wrong: the first hop back is made and not taken; the last one is taken if ``last``."""
+    """Wrong: makes both hops back, but runs only the second, and only if ``last``."""
 
     def way_back(x: Any, route: Any, at: Any, label: Any) -> Walk:
         x = take(x, route.hops[1].inverse, route.dtype, at, label)

@@ -29,7 +29,7 @@ def backwards(params: list[Tensor], state: State) -> Any:
 
 
 def in_turn(model: Any) -> dict[int, int]:
-    """Right: matrix ``i`` goes to the ``i``-th of its holders, which take turns."""
+    """Right: matrix ``i`` goes to its holder number ``i``, modulo the number of holders."""
     return {i: each.holders[i % len(each.holders)] for i, each in enumerate(model.matrices)}
 
 
@@ -70,7 +70,7 @@ def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
-    """Pads every piece to the longest; right if ``strip`` cuts the padding off again."""
+    """Pads every piece to the length of the longest; right if ``strip`` cuts the padding off."""
     ranks = ranks_of(state)
     rows, columns = shape_of(state)
     longest = max(right.rows_of(rows, len(ranks)))
@@ -100,7 +100,7 @@ def splitting(mine: Tensor, owner: int, state: State, place: int) -> tuple[list[
 
 
 def by_global_rank(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: a global rank as the place in a list that has an entry for each rank of the group."""
+    """Wrong: a global rank is the index into a list with one entry for each rank of the group."""
     send, take = splitting(mine, owner, state, owner % len(ranks_of(state)))
     whole = mine.new_empty(sum(take))
     dist.all_to_all_single(whole, mine.flatten(), take, send, group=state["group"])
@@ -108,7 +108,7 @@ def by_global_rank(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def swapped(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: the lists of what is sent and what is taken have changed places."""
+    """Wrong: passes the sizes to send as the sizes to receive, and the other way round."""
     send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
     whole = mine.new_empty(sum(take))
     dist.all_to_all_single(whole, mine.flatten(), send, take, group=state["group"])

@@ -41,7 +41,7 @@ def page(server: lab.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def pictures_in(path: Path) -> int:
-    """The number of pictures that a notebook shows unrun; those that answer a prediction are folded."""
+    """The number of pictures that a notebook shows before a run; answers to predictions are folded."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if not folded(cell)]
     outputs = [out for cell in cells for out in cell.get("outputs", [])]
     return sum(out.get("data", {}).get("text/html", "").count("<img ") for out in outputs)

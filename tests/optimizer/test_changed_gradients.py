@@ -81,7 +81,7 @@ def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
 
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 def test_a_write_that_leaves_every_bit_is_none(strategy: str) -> None:
-    """``clip_grad_norm_`` with an infinite limit, which users call for the norm, writes like this."""
+    """``clip_grad_norm_`` writes like this if users give it an infinite limit, to get only the norm."""
     ranks = readied(strategy)
     for grad in (param.grad for param in ranks.params[0] if param.grad is not None):
         grad.mul_(1.0)

@@ -101,7 +101,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 Stages = tuple[dict[str, Tensor], ...]
-"""States as saved, as loaded, after training on without a load, and after training on from the load."""
+"""States as saved, as loaded, after more training without a load, and after more training from the load."""
 
 
 def saved_and_loaded(

@@ -91,7 +91,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("run_bytes", "stacks"),
-    [(RUN_BYTES, [1, 3, 7]), (130_000, [1] * 5 + [3, 3])],  # the smaller: 3 of 48 × 64, 1 of 64 × 64
+    [(RUN_BYTES, [1, 3, 7]), (130_000, [1] * 5 + [3, 3])],  # 130,000 hold 3 of 48 × 64, 1 of 64 × 64
 )
 def test_small_equal_matrices_are_stepped_in_full_stacks_to_the_bits_of_one_by_one(
     counted: list[int], run_bytes: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Only hidden matrices go to Muon; a matrix to which a tie gives another role does not."""
+"""Only hidden matrices go to Muon, and only if no tie gives them another role."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(model: nn.Module, **options) -> tuple[list[str], list[str]]:
 
 
 def bare(kind: str = "Module", /, **shapes: tuple[int, ...]) -> Any:
-    """A module of a class of this name, with parameters of its own."""
+    """A module whose class has this name, with parameters of its own."""
     module = type(kind, (nn.Module,), {})()
     for name, shape in shapes.items():
         module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
@@ -454,7 +454,7 @@ def test_the_table_names_each_parameter_its_shape_who_and_why() -> None:
 
 
 def unknown() -> nn.Module:
-    """A layer that is fused by its name, in a module that states no sizes."""
+    """A layer whose name says that it is fused, in a module that states no sizes."""
     return within("layers.0.attn", nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)}))
 
 

@@ -288,7 +288,7 @@ def test_nothing_is_stacked_on_other_devices() -> None:
 
 
 def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
-    assert run_length(16, 2**20, RECIPES["gram"]) == 1  # a single one fills the cache, so nothing is tried
+    assert run_length(16, 2**20, RECIPES["gram"]) == 1  # one matrix fills the cache, so nothing is tried
     with allocations() as made:
         iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
         onednn_is_faster.__wrapped__()

@@ -27,7 +27,7 @@ DP2_TP2 = Grid.of(dp=2, tp=2)
 
 
 def weight(*shape: int, **marks: object) -> nn.Parameter:
-    """A parameter with the attributes that frameworks with their own tensor parallelism set."""
+    """A parameter with the attributes that are set by frameworks with their own tensor parallelism."""
     param = nn.Parameter(torch.ones(shape))
     for name, value in marks.items():
         setattr(param, name, value)
@@ -261,7 +261,7 @@ def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
         for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
             assert isinstance(param, DTensor)
             mine = distribute_tensor(grad, mesh["tp"], param.placements)
-            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # dp: 0 and 2 times, so 1 in the mean
+            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # 0 and 2 times along dp, so the mean is grad
         muon.step()
     return [param.full_tensor().detach() for param in net.parameters() if isinstance(param, DTensor)]
 

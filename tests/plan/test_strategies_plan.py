@@ -79,7 +79,7 @@ def test_every_matrix_is_in_one_bucket_of_its_kind_and_is_its_workers_work(varia
 def test_every_element_is_kept_once_a_replica_and_workers_get_the_matrix_and_send_their_answer_home(
     variant: str, cuts: CutDrawer, data: st.DataObject
 ) -> None:
-    """Each element is its own index, so a wrong place shows."""
+    """Each element's value is its index, so a wrong place shows."""
     case = data.draw(cases(cuts))
     plan = case.plan(VARIANTS[variant])
     for matrix in case.matrices:

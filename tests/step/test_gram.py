@@ -69,7 +69,7 @@ def alone(case: Case, **settings: Any) -> list[Tensor]:
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Assert that parts are off by at most rounding and ``bound`` times the matrix's move in one process."""
+    """Assert that parts err by at most rounding plus ``bound`` times the matrix's move in one process."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):

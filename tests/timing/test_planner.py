@@ -76,7 +76,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks, this takes most of a plan's time and memory."""
+    """Over thousands of ranks, working this out takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 

@@ -197,7 +197,7 @@ def test_a_ring_and_messages_share_what_a_rank_sends_and_a_link_may_carry_one_wa
 
 
 def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
-    """Ranks 0 and 1 exchange data while rank 2 computes, because they have hardly any data for rank 2."""
+    """Ranks 0 and 1 need not wait while rank 2 computes: they have hardly any data for rank 2."""
     sizes = ((0, 1000, 1), (1000, 0, 1), (1, 1, 0))
 
     def program(rank: int) -> Walk:
@@ -217,7 +217,7 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
 
 
 def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
-    """The missing request is found although that rank would neither send nor receive anything."""
+    """It is found although rank 2, which does not ask, would neither send nor receive anything."""
 
     def program(rank: int) -> Walk:
         if rank < 2:

@@ -32,7 +32,7 @@ STARTS = {
     "the same to all": (((0, 3, 3), (2, 0, 2), (4, 4, 4)), ((0, 0, 0), (0, 0, 0), (0, 0, 0))),
     "the same to two": (((2, 2, 2), (2, 2, 2), (2, 2, 2)), ((0, 0, 2), (0, 2, 2), (2, 0, 2))),
 }
-"""The same, and for each position the offset of its elements in the sent buffer."""
+"""Pairs: splits as in ``SPLITS``, and the offsets of each position's parts in its sent buffer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
 All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
-TCP counters of this process. A network interface that only the ranks use counts them a third way. Seconds
+TCP counters of this process. A network interface that only the ranks use counts them in a third way. Seconds
 are measured for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's
 collectives alone, repeated without computation in between.
 """
@@ -114,7 +114,7 @@ def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceC
 
 
 def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
-    """Run ``repeats`` steps between two readings of the interface. A step sends ``wire`` on this rank."""
+    """Run ``repeats`` steps between two readings of the interface; this rank sends ``wire`` in each."""
     before = _settled_interface()
     for index in range(repeats):
         step(index)
@@ -124,7 +124,7 @@ def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], Non
 
 
 def _warm(name: str, work: Workload) -> Contender:
-    """A contender after two steps, when its state exists, its buckets are final and its connections open."""
+    """Make a contender and take two steps; then state and connections exist, and buckets are final."""
     contender = build_contender(name, work)
     for step in range(2):
         _step(contender, work, step)

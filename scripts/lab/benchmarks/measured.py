@@ -99,7 +99,7 @@ def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
-    """The fraction of each round that ``finish`` takes; for each part, the slowest rank counts."""
+    """The fraction of each round that ``finish`` takes. Each part's time is that of its slowest rank."""
     return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
@@ -214,8 +214,8 @@ class Peak:
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
     """A walk that makes the requests of ``walk``. At each, it notes the peak since the previous request.
 
-    ``peaks`` gets the peaks by the request's phase; the peak after the last request gets the phase
-    ``AFTER``. Run the walk only inside ``with seen``.
+    ``peaks`` gets each phase's largest peak; the peak after the last request has the phase ``AFTER``.
+    Run the walk only inside ``with seen``.
     """
     answers: list[Any] = [None]
     phase = ""

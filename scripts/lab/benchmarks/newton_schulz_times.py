@@ -43,7 +43,7 @@ Contender = Callable[[list[Tensor]], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Seconds of each contender, one per round, and GFLOP/s of plain products, five per kind and round.
+    """Each contender's seconds (one per round), and GFLOP/s of plain products (five per kind and round).
 
     ``chosen`` maps each shape, as text, to the recipe that ``"auto"`` chose.
     """

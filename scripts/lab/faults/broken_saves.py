@@ -76,7 +76,7 @@ class FileEvents:
 
 
 def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRecord:
-    """Train, save, train, save, and load again; one rank is struck in the second save, or in the load.
+    """Train, save, train, save, and perhaps load; one rank is struck in the second save, or in the load.
 
     ``usual``: the rank's file accesses and times without a fault.
     """

@@ -50,7 +50,7 @@ class Node:
         subprocess.run(self.inside(*line.split()), check=True, capture_output=True, text=True)
 
     def agent(self, folder: Path, endpoint: str, *options: str, least: int = 2) -> subprocess.Popen[str]:
-        """Start an agent with one rank; the job takes ``least`` to two agents. Output goes to a file."""
+        """Start an agent with one rank; the job needs at least ``least`` of two. Output goes to a file."""
         starter = [sys.executable, "-m", *OURS.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
         is_host = str(self.address == endpoint).lower()  # torchrun would need host names
         meeting = [f"--rdzv-endpoint={endpoint}:29400", "--rdzv-id=one", f"--rdzv-conf=is_host={is_host}"]

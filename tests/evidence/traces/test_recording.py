@@ -85,7 +85,7 @@ def test_the_merged_file_keeps_to_the_format(document: dict[str, Any]) -> None:
 
 
 def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], recording: RecordedRun) -> None:
-    """A flight begins just before its label on the profiler's track does, and both name the same bytes."""
+    """On the profiler's track, each label begins just after its flight; both name the same bytes."""
     events = document["traceEvents"]
     labels = [e for e in events if e.get("cat") == "user_annotation" and " bytes #" in e["name"]]
     flights = [e for e in events if e.get("cat") == "collective"]

@@ -15,7 +15,7 @@ _KERNEL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def counted_four_times() -> Document:
-    """One all_gather of 10 ms. By name, its four forms add up to 20.3 ms, but two forms only launched it."""
+    """One all_gather of 10 ms. Four events with its name take 20.3 ms together, but two only launched it."""
     return _document(*_all_gather(begin=1000, duration=10_000))
 
 

@@ -53,8 +53,8 @@ def upper_bound() -> float:
 
 
 def lower_bound() -> float:
-    """The ratio of ``upper_bound`` if only matrices that lie on several ranks are gathered; a mean over
-    ranks."""
+    """Like ``upper_bound``, but with experts, and only matrices that lie on several ranks are gathered; the
+    mean over ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # summed over holders
@@ -94,7 +94,7 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """Collectives if all ranks gather all matrices, divided by those with owners in both domains together."""
+    """Collectives if all ranks gather all matrices, divided by both domains' collectives with owners."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # an exchange carries any number
@@ -102,8 +102,8 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` sends besides gradients and parameters, divided by those of gathering every
-    matrix."""
+    """Bytes that ``layerwise`` sends besides gradients and parameters, divided by the bytes of gathering
+    every matrix."""
     own = [Matrix(i, f"layer {i}", (256, 256)) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
@@ -126,12 +126,12 @@ def submatrices(D: int) -> list[Matrix]:
 
 
 def megabytes_to_an_owner(D: int) -> float:
-    """MB that a rank exchanges with each other rank, to owners and back."""
+    """MB that a rank exchanges with every other rank, to owners and back."""
     plan = in_one(owner, submatrices(D), Grid.of(dp=D))
     return sum(_sent(plan, 0).values()) / (D - 1) / 1e6
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB that a rank needs less than with AdamW's 8 bytes per element (8 ranks, Qwen2.5-3B, ZeRO)."""
+    """GiB that a rank saves, compared with AdamW's 8 bytes per element (8 ranks, Qwen2.5-3B, ZeRO)."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30

@@ -59,7 +59,7 @@ def communicating_over_adamw() -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step. If a row's group is not the world, row 0 is over dp and row 1 over tp."""
+    """The collectives of one step. Of groups smaller than the world, row 0's is over dp, row 1's over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]

@@ -60,13 +60,13 @@ def why_of_experts() -> str:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of an iteration, divided by those if only half of each symmetric product is computed."""
+    """An iteration's operations, divided by its operations with only half of each symmetric product."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """A rank's square products if ranks share none of them, divided by those if they share all but A²."""
+    """A rank's work on square products if ranks divide none, over its work if they divide all except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
