@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
         window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
             owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
-        matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
+            matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             Then the learning rate is scaled by outputs and inputs, and ``parts`` counts columns. Set it on
