@@ -79,7 +79,7 @@ def quote(data: str, lines: str) -> None:
 def result_parser(described: str | None, **counts: tuple[int, str]) -> argparse.ArgumentParser:
     """Options of all scripts that write results; ``described`` is a script's docstring.
 
-    ``counts``: further options, numbers of at least 1, each with its default and its help.
+    ``counts``: further options with a value of at least 1, each with its default and help.
     """
     parser = argparse.ArgumentParser(description=(described or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")

@@ -143,7 +143,7 @@ def run(
 ) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
     """The median step of each case on both links, as recorded and as predicted.
 
-    The prediction uses the ``given`` machine; without it, the mean of a calibration before and one after.
+    Predictions use the ``given`` machine, or else the mean of calibrations before and after the runs.
     """
     before = given or calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]

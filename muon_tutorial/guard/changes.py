@@ -201,7 +201,7 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
 
 
 def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Raise ``UsageError`` if a moment is not finite, or an average of squares or a step count is negative.
+    """Raise ``UsageError`` if a moment is not finite, or if a step count or average of squares is negative.
 
     This reads all moments, so it is called only after a load.
     """
@@ -258,7 +258,7 @@ class SeenGradients:
 
     @classmethod
     def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
-        """Record the current gradients. If changes count, every gradient is read once."""
+        """Record the current gradients. With ``changes_count``, every gradient is read once."""
         with torch._C.DisableTorchFunctionSubclass():  # skips UnreducedGradient's checks
             tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
             versions = [0 if param.grad is None else param.grad._version for param in params]

@@ -121,7 +121,7 @@ class MessageSocket:
 
 
 def read_now(end: socket.socket, most: int) -> bytes | None:
-    """Return the bytes that have arrived: ``b""`` at the end of the file, None if there are none yet."""
+    """Return the bytes that have arrived: ``b""`` at the end of the file, None if nothing has arrived yet."""
     try:
         return end.recv(most)
     except BlockingIOError:

@@ -148,8 +148,9 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """This rank's ``OwnGradients.torn``: a hash of the tp group or, on the group's last rank, minus the
-        sum of the other ranks' hashes, so that a whole group adds up to 0."""
+        """This rank's ``OwnGradients.torn``: a hash of the tp group. The group's last rank has the negative
+        sum of the others' hashes instead, so that a whole group adds up to 0.
+        """
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))

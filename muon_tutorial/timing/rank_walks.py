@@ -164,7 +164,7 @@ class Iteration(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """What a function of one matrix does: the bytes that each copy moves, and its peak bytes."""
+    """What a function of one matrix does: its peak bytes, and the bytes that each copy moves."""
 
     copies: Sequence[int]
     peak: int

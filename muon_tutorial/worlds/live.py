@@ -398,8 +398,8 @@ def _send_and_receive(
 ) -> _Messages:
     """An all_to_all on Gloo for parts anywhere in memory. Each part that is not empty is a message.
 
-    Gloo's own all_to_all would need all parts in one buffer, with a copy for each position that gets the
-    same part.
+    Gloo's own all_to_all would need all parts in one buffer, and one copy of a part for each position that
+    gets it.
     """
     _exchanges[group] = number = _exchanges.get(group, -1) + 1
     tag = FIRST_TAG + number % FIRST_TAG

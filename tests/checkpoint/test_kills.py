@@ -289,7 +289,9 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace the checkpoint. The rank ``victim`` is killed after the fraction ``share`` of its points."""
+    """Replace the checkpoint. The rank ``victim`` is killed after ``share`` (a fraction) of the save's
+    points.
+    """
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 

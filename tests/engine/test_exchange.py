@@ -73,7 +73,7 @@ def test_what_comes_back_is_right_and_no_two_boxes_share_memory(
 def test_what_a_rank_packs_for_each_is_what_that_one_expects(
     case: tuple[Grid, list[Matrix], list[int]],
 ) -> None:
-    """A rank sends to every other rank as many elements as that one expects, and packs none for itself."""
+    """A rank sends every other rank as many elements as that rank expects, and packs none for itself."""
     grid, matrices, owners = case
     (bucket,) = owner(matrices, grid, assign=owners).buckets
     (out,) = bucket.compute.hops

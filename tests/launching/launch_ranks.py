@@ -42,7 +42,7 @@ def surroundings(rank: int) -> dict:
 
 
 def fork(rank: int) -> bool:
-    """Fork. The child returns at once; then this rank returns whether the child has ended."""
+    """Fork. The child returns at once; this rank waits, and returns True if the child ended."""
     child = os.fork()
     if child == 0:
         return False

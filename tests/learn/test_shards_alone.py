@@ -1,4 +1,4 @@
-"""Lesson 08: the effect of a cut on UVᵀ, and a gather's checker that tells right from wrong on real ranks."""
+"""Lesson 08: the effect of a cut on UVᵀ, and a checker that tells right gathers from wrong on real ranks."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def has(cell: Mapping[str, Any], *tags: str) -> bool:
 
 
 def shown(cell: Mapping[str, Any]) -> str:
-    """The text that a reader sees of a cell in a notebook that is opened but not run."""
+    """The text of a cell that a reader sees in a notebook before it is run."""
     if cell["cell_type"] == "markdown":
         return _FOLDED.sub("", cell["source"])
     source = "" if is_hidden(cell, "source") else cell["source"]

@@ -131,7 +131,8 @@ PATHS = (
     CoursePath(
         "A day",
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
-        "With the required exercises, you write the whole optimizer, equal to the bit, and learn its costs.",
+        "With the required exercises, you write the whole optimizer, with the bits of torch's Muon, and"
+        " learn its costs.",
     ),
     CoursePath(
         "From a blank file",

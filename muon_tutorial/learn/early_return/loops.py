@@ -93,7 +93,7 @@ class LoopTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimedLoop:
-    """A loop's run in the timed world: its timeline, and rank 0's watch."""
+    """A loop's run in the timed world: its timeline, and rank 0's ``LoopWatch``."""
 
     timeline: StepTimeline
     watch: LoopWatch

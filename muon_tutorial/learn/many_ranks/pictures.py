@@ -1,4 +1,4 @@
-"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, owners by entries and by work."""
+"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, each owner's entries and work."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def tp_group(dp: int, tp: int) -> dist.ProcessGroup:
 
 
 def say_trouble(error: RankFailedError, dp: int, tp: int) -> str:
-    """The first rank's failure and the reader's line, and a note if the gather was called without a group."""
+    """The first failure, the reader's line of code, and a note if the gather was called without a group."""
     told = say_failure(error).split("\nThe other ranks:")[0]
     if dp == 1 or f"expected length {dp * tp}, got {tp}" not in str(error):
         return told

@@ -1,4 +1,4 @@
-"""A typed prediction beside the result of a run, folded until something was typed. Nothing is scored."""
+"""A typed prediction beside a run's result; both are folded until something is typed. Nothing is scored."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1 over dp, one rank steps an element, and the others copy it."""
+    """Whether copies can differ. With zero1 over dp, one rank updates an element, and the others copy it."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 

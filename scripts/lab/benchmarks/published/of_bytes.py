@@ -126,7 +126,7 @@ def submatrices(D: int) -> list[Matrix]:
 
 
 def megabytes_to_an_owner(D: int) -> float:
-    """MB that a rank exchanges with every other rank, to owners and back."""
+    """MB that a rank sends to each other rank, to owners and back."""
     plan = in_one(owner, submatrices(D), Grid.of(dp=D))
     return sum(_sent(plan, 0).values()) / (D - 1) / 1e6
 
