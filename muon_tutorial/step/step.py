@@ -44,7 +44,7 @@ def step_bucket(
     the part of the bucket that this rank stores. An empty route needs no buffer.
     """
     if gradient is None:
-        gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduce to an owner
+        gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduces to owners
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient  # frees memory for the next phases
     updates = yield from orthogonalize(bucket, inputs)  # 2 to 6: gather dp, tp; Newton–Schulz; and back
