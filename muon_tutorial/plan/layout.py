@@ -209,6 +209,11 @@ class HopPieces:
     parts: int
     uneven: Mapping[int, Box] = field(default_factory=dict)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of elements in each position's piece."""
+        return tuple(self.uneven[place].numel if place in self.uneven else 0 for place in range(self.parts))
+
 
 @dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Hop:
