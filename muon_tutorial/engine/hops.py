@@ -1,8 +1,8 @@
 """Hops: a function for each change of placement along one axis, and one for an exchange over several axes.
 
 Each function is a generator that asks for at most one collective, or for one per slice if the slices of a
-flat buffer have different lengths. Every hop in ``_MOVES`` has its opposite there, except reduce_scatter and
-reduce.
+flat buffer are large and of different lengths. Every hop in ``_MOVES`` has its opposite there, except
+reduce_scatter and reduce.
 """
 
 from __future__ import annotations
@@ -162,7 +162,10 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 
 
 SMALL = 2**20
-"""Slices of different lengths are exchanged at once if ranks × the longest slice has at most this many elements."""
+"""Slices of different lengths are exchanged at once if ranks × the longest has at most this many elements.
+
+Such an exchange takes one round of messages, but an owner then holds all ranks' summands of its slice.
+"""
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LocalWorld
+from muon_tutorial.engine import hops as hops_module
 from muon_tutorial.engine.collective import Label
+from muon_tutorial.engine.hops import SMALL
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
 
@@ -23,9 +30,9 @@ def hold(x: torch.Tensor, placement: Placement, position: int, parts: int) -> to
 
 
 @st.composite
-def placements(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Placement:
+def placements(draw: st.DrawFn, shape: tuple[int, ...], parts: int) -> Placement:
     kind = draw(st.sampled_from(("shard", "hand", "replicate", "owned")))
-    dim = draw(st.sampled_from((0, 1)))
+    dim = draw(st.sampled_from(range(len(shape))))
     if kind == "shard":
         return Shard(dim)
     if kind == "hand":
@@ -36,41 +43,53 @@ def placements(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Placement
 @st.composite
 def hops(draw: st.DrawFn) -> tuple[Hop, int]:
     parts = draw(st.integers(1, 4))
-    shape = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=2)))
     src = draw(placements(shape, parts))
     outward = {Shard: (Replicate, Owned), Replicate: (Shard, Owned), Owned: (Shard, Replicate)}
     dst = draw(placements(shape, parts).filter(lambda placement: type(placement) in outward[type(src)]))
     return Hop("tp", src, dst, shape), parts
 
 
+@pytest.mark.parametrize("small", [0, SMALL], ids=["slice by slice", "at once"])
 @given(hops())
 @settings(max_examples=200, deadline=None)
 def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_it(
-    case: tuple[Hop, int],
+    small: int, case: tuple[Hop, int]
 ) -> None:
     hop, parts = case
-    x = torch.arange(hop.shape[0] * hop.shape[1], dtype=torch.float32).view(hop.shape)
+    x = torch.arange(math.prod(hop.shape), dtype=torch.float32).view(hop.shape)
     grid, route = Grid.of(tp=parts), Route((hop,), torch.float32)
     held = [hold(x, hop.src, position, parts) for position in range(parts)]
 
-    there = LocalWorld(grid).run([travel(held[rank], route, grid.at(rank), HERE) for rank in grid.ranks])
-    back = LocalWorld(grid).run(
-        [travel(there[rank], route.inverse, grid.at(rank), HERE) for rank in grid.ranks]
-    )
+    def move(parts: Sequence[torch.Tensor], route: Route) -> list[torch.Tensor]:
+        with mock.patch.object(hops_module, "SMALL", small):
+            return LocalWorld(grid).run([travel(parts[r], route, grid.at(r), HERE) for r in grid.ranks])
+
+    there = move(held, route)
+    back = move(there, route.inverse)
 
     for rank in grid.ranks:
         for expected, got in ((hold(x, hop.dst, rank, parts), there[rank]), (held[rank], back[rank])):
             assert torch.equal(got, expected)
 
 
-@given(st.integers(1, 4), st.sampled_from((Shard(0), Replicate(), Owned(0))))
+LONG, FLAT = (5, 3), (15,)
+SUMS = [(LONG, Shard(0)), (LONG, Replicate()), (LONG, Owned(0)), (FLAT, Shard(0)), (FLAT, Replicate())]
+
+
+@pytest.mark.parametrize("small", [0, SMALL], ids=["slice by slice", "at once"])
+@given(st.integers(1, 4), st.sampled_from(SUMS))
 @settings(deadline=None)
-def test_partial_sums_arrive_whole_or_cut_or_at_their_owner(parts: int, dst: Placement) -> None:
-    route = Route((Hop("dp", Partial(), dst, (5, 3)),), torch.float32)
+def test_partial_sums_arrive_whole_or_cut_or_at_their_owner(
+    small: int, parts: int, case: tuple[tuple[int, ...], Placement]
+) -> None:
+    shape, dst = case
+    route = Route((Hop("dp", Partial(), dst, shape),), torch.float32)
     grid = Grid.of(dp=parts)
-    got = LocalWorld(grid).run(
-        [travel(torch.full((5, 3), rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
-    )
-    total = torch.full((5, 3), sum(range(1, parts + 1)) * 1.0)
+    with mock.patch.object(hops_module, "SMALL", small):
+        got = LocalWorld(grid).run(
+            [travel(torch.full(shape, rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
+        )
+    total = torch.full(shape, sum(range(1, parts + 1)) * 1.0)
     for rank in grid.ranks:
         assert torch.equal(got[rank], hold(total, dst, rank, parts))
