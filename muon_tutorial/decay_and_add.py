@@ -136,7 +136,9 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part's update as if the matrix were whole: in full vectors, except in its last, partial block."""
+    """Add a part's update with the whole matrix's bits: all in vectors, except in the matrix's last, partial
+    block.
+    """
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
     places = places[places >= 0]  # only elements in the last, partial block

@@ -173,7 +173,9 @@ def orders(states: Sequence[dict[str, Any]]) -> int:
 
 
 def saboteur_data() -> dict[str, Any]:
-    """For each sabotaged rank, matrix and fault: which ranks have a wrong matrix at each moment, as bits."""
+    """For each sabotaged rank, matrix and fault: at each moment, a bit mask per matrix of the ranks that have
+    it wrong.
+    """
     runs = {}
     for rank in range(SABOTAGED):
         for matrix in SHAPES:

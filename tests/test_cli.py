@@ -378,7 +378,7 @@ def assert_one_line(capsys: pytest.CaptureFixture, says: str) -> None:
 
 
 def spoken(err: str) -> list[str]:
-    """The command's own messages, without progress and without torch's messages on a rank."""
+    """The command's own messages, without progress and without the lines that torch begins with ``[rank``."""
     return [line for line in err.splitlines() if not line.startswith(("training", "[rank"))]
 
 

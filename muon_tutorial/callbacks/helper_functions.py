@@ -1,4 +1,6 @@
-"""The functions with which a helper's config assigns, gathers and redistributes, one parameter at a time."""
+"""The functions with which a ``create_…_config`` config assigns, gathers and redistributes, one parameter at
+a time.
+"""
 
 from __future__ import annotations
 

@@ -81,10 +81,10 @@ def compare_replicas(
 ) -> bool:
     """Compare parameters and state on every mesh of real processes, with two tiny sums per axis.
 
-    The companions' DTensors are compared if they lie on a mesh of the steps. The companions' plain parameters
-    must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters
-    among DTensors may differ, because each rank may have its own parameters. FSDP2 does not average their
-    gradients, so a warning names one that differs.
+    The companions' DTensors are compared if they lie on the mesh of one of ``steps``. The companions' plain
+    parameters must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain
+    parameters among DTensors may differ, because each rank may have its own parameters. FSDP2 does not
+    average their gradients, so a warning names one that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
     whose gradients are averaged together with Muon's gradients. All ranks must call this. It returns the

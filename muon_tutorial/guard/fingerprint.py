@@ -1,7 +1,7 @@
 """Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them across ranks, and says what differs on which rank. To add a check, add a
-line to ``facts`` if the text changes only with the groups or the state. Otherwise add a line to
+``step/agreement.py`` compares them across ranks, and says what differs on which rank. For a new check, add a
+line to ``facts`` if its text changes only with the groups or the state. Otherwise add a line to
 ``Guard.fingerprint``, which runs in every step. Ranks send one hash of all texts, however many there are.
 """
 

@@ -494,7 +494,7 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 
 
 def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-    """Warn if the first step would do nothing: the model may now have other parameters than these.
+    """Warn if the first step would do nothing, perhaps because the model's parameters were replaced.
 
     Raises:
         UsageError: flat parameters of FSDP1 have the gradients instead.

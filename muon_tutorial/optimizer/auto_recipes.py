@@ -63,7 +63,7 @@ def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dic
     shapes = tuple(shapes)
     timed = tuple(shape for shape in shapes if all(shape) and device.type != "meta")
     found = source if isinstance(source, Calibration) else kept_calibration(source, device, timed)
-    choices = dict.fromkeys(shapes, STOCK)  # empty shapes and the meta device keep stock
+    choices = dict.fromkeys(shapes, STOCK)  # the recipe of empty shapes and of the meta device
     for shape in timed:
         times = found.find(*shape)
         if times is None:

@@ -144,4 +144,4 @@ class StepInOwnWorld(PlanStep):
 
     def _run(self, walk: Walk) -> Walk:
         return self.world.run(walk)
-        yield  # makes this a generator; it makes no request
+        yield  # never reached, but makes this function a generator

@@ -33,7 +33,9 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A package's keys for the momentum, AdamW's moments and step. ``is_sum``: the momentum is a sum."""
+    """A package's keys for the momentum, AdamW's moments and step. ``is_sum``: the momentum adds up gradients
+    instead of averaging them.
+    """
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"

@@ -60,7 +60,7 @@ class PairState(MutableMapping[Any, Any]):
         return defaultdict(dict, self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying or pickling gives a plain defaultdict, as ``copy`` does."""
+        """``copy.copy`` and pickling give a plain defaultdict, as the method ``copy`` does."""
         return defaultdict, (dict, dict(self.items()))
 
     def __repr__(self) -> str:

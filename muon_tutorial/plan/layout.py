@@ -1,4 +1,4 @@
-"""How an axis holds a tensor (placements), and how that changes (hops and routes).
+"""How a tensor is spread over an axis (placements), and how that changes (hops and routes).
 
 This module knows shapes, offsets, cuts and coordinates, but no data and no process groups. Hops and routes
 are printed in the notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.

@@ -22,10 +22,10 @@ from .unreduced_gradient import UnreducedGradient
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average the ranks' gradients, and return the part that this rank stores, flat.
 
-    For ``zero1`` the bucket's gradient route is a reduce_scatter over dp. If slices differ in length, it is
-    a reduce to the rank of each slice, or one all_to_all if they are small. If gradients are already averaged, the route is empty, gradients stay
-    in the model, and the result is None. If ``pack_gradients`` has packed the gradients already, pass them as
-    ``flat``. All ranks of the grid must run it.
+    For ``zero1`` the bucket's gradient route is a reduce_scatter over dp. If slices differ in length, it is a
+    reduce to the rank of each slice, or one all_to_all if they are small. If gradients are already averaged,
+    the route is empty, gradients stay in the model, and the result is None. If ``pack_gradients`` has packed
+    the gradients already, pass them as ``flat``. All ranks of the grid must run it.
     """
     if not bucket.plan.gradient.hops:
         return None

@@ -79,7 +79,8 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 
 
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
-    """Call ``hook(index, parameter)`` when ``backward()`` has produced a gradient, while ``owner`` lives.
+    """As long as ``owner`` lives, call ``hook(index, parameter)`` when ``backward()`` has produced a
+    gradient.
 
     Frozen parameters get the hook, too, because they may be unfrozen before the next ``backward()``. It
     returns handles, with which the hooks can be removed earlier.

@@ -331,7 +331,7 @@ class RankWalks:
         if request.sends is not None:
             return self._price(request, at)
         where: tuple[Hashable, ...] = at.rank, request.root
-        if self.machine.algorithm == "ring":  # in a chain, only the first two ranks and the last one differ
+        if self.machine.algorithm == "ring":  # all ranks between a chain's second and its last are alike
             place, parts, nodes, _ = self._seat(at, request.axes)
             from_root = None if request.root is None else min((place - request.root) % parts, 2)
             where = nodes, from_root, request.root is not None and (place + 1) % parts == request.root
@@ -494,7 +494,9 @@ class RankWalks:
         return flat
 
     def _held(self, entry: BucketEntry, known: np.uint64, bucket: Bucket, at: Coordinate) -> np.ndarray:
-        """A number for each position: equal for parts of equal shape, and 0 if all parts have one shape."""
+        """A number for each position: the same for parts of the same shape, and 0 if all parts have the same
+        shape.
+        """
         cutting = [axis for axis in bucket.axes if axis in entry.matrix.axes]
         places = range(at.size(*cutting))
         shapes = [entry.matrix.box(at.peer(place, *cutting)).shape for place in places]
@@ -587,7 +589,7 @@ def _look_of(given: Any) -> Hashable:
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
-    """How many elements of the bucket each dp position's slice has; empty if all slices have one length."""
+    """How many elements of the bucket each dp position's slice has; empty if all have the same length."""
     sizes = np.array(getattr(bucket.storage_layout, "sizes", None) or (), dtype=int)
     places = np.flatnonzero(sizes)
     return dict(zip(places.tolist(), sizes[places].tolist(), strict=True))

@@ -301,7 +301,7 @@ class _Clockwork:
             try:
                 rank.turn = rank.walk.send(rank.answer)
             except StopIteration:
-                rank.walk = None  # the walk has ended, but may have computed
+                rank.walk = None  # the walk has ended, but its last turn may have computed
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
 

@@ -105,7 +105,7 @@ class RunResult:
 
     @property
     def optimizer_share(self) -> float | None:
-        """The optimizer's fraction of the time of the steps that ``step_seconds`` covers."""
+        """The optimizer's fraction of the time, over the steps that ``step_seconds`` covers."""
         warm = self.records[1:] or self.records
         if not warm:
             return None

@@ -166,7 +166,9 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Put together tensors that are cut by hand over a group. ``dims`` maps parameters' ids to dimensions."""
+    """Return a function that joins tensors cut by hand over a group. ``dims`` maps parameters' ids to
+    dimensions.
+    """
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)

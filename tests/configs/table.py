@@ -2,7 +2,8 @@
 
 ``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
 file in this folder. A cell is ``bitwise``, or ``refused`` by a named error that the notes quote, or it says
-what differs. ``gram`` is ``within bound`` if it is at most ``DIFFERENCE`` off one process's Gram form.
+what differs. ``gram`` is ``within bound`` if it differs from one process's Gram form by at most
+``DIFFERENCE``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from muon_tutorial.plan.strategies import gram, layerwise, owner, owner_per_repl
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
-# Some numbers of rows and columns are divided by every grid, some by none, and some are below the number of
-# ranks.
+# Every grid divides some of these rows and columns evenly, no grid divides others, and some are fewer than
+# the ranks.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "divisible": ((24, 48), (48, 24), (24, 24)),
     "uneven": ((13, 11), (11, 13), (23, 17)),

@@ -133,7 +133,7 @@ def config_of(name: str, **sizes: Any) -> Any:
     kind = transformers.CONFIG_MAPPING[name]
     known = kind()
     fits = {key: value for key, value in TINY.items() if hasattr(known, key)}
-    if hasattr(known, "qk_rope_head_dim"):  # latent attention has as many keys as queries
+    if hasattr(known, "qk_rope_head_dim"):  # latent attention has as many key heads as query heads
         fits = {**fits, "num_key_value_heads": 4, "head_dim": TINY["qk_rope_head_dim"]}
     if name == "falcon":
         del fits["head_dim"]  # derived from the others

@@ -1,6 +1,6 @@
 """Packages that are not among the project's extras: adapters, TRL, DeepSpeed, and Accelerate with FSDP1.
 
-``CASES`` has a line for each in the table of hosts. A test skips if its package is not installed:
+``CASES`` has these packages' lines of the table of hosts. A test skips if its package is not installed:
 ``pip install peft trl deepspeed``.
 """
 

@@ -4,8 +4,8 @@ A lesson chooses this form by tagging its set-up cell ``hero``. Then its first c
 question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A stub
 tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are folded.
 The lesson declares, for each predicted name, patterns that would give its answer away. Each pattern must
-match a cell tagged ``answer``; otherwise the declaration would be empty. This module reads notebooks, and
-runs nothing.
+match a cell tagged ``answer``, because a pattern that matches no answer guards nothing. This module reads
+notebooks, and runs nothing.
 """
 
 from __future__ import annotations

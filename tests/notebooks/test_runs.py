@@ -64,7 +64,9 @@ def test_twice_in_a_kernel_that_has_run_two_threads_it_gives_its_committed_outpu
 
 
 def daily(source: Path) -> bool:
-    """Whether a usual run includes a lesson's solutions; ``tests/learn`` also runs them on other grids."""
+    """Whether tests without ``-m exhaustive`` run a lesson's solutions here; ``tests/learn`` also runs them
+    on other grids.
+    """
     return source.stem[:2] == "00"
 
 

@@ -166,7 +166,7 @@ SKIPS_ITSELF = {"zero1": True, "owner": True, "fsdp2": False}
 
 
 def clip_zero1(rank: int) -> list[str]:
-    """The answers to clipping in each of torch's ways."""
+    """The texts of the errors that torch's clip functions raise, with each ``foreach``."""
     heard = []
     clips: list[Callable[..., Any]] = [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_]
     for clip, foreach in product(clips, (None, True, False)):

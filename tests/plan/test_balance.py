@@ -45,7 +45,9 @@ def worked(plan: Plan) -> tuple[int, int]:
 
 
 def least_work(plan: Plan) -> tuple[float, float]:
-    """Lower bounds of the busiest position's work: by fair share and costliest matrix, and by ``MEET``."""
+    """Two lower bounds of the busiest position's work: the fair share or the costliest matrix, and what
+    ``MEET`` says.
+    """
     costs = sorted((entry.cost for bucket in plan.buckets for entry in bucket.entries), reverse=True)
     positions, sums = plan.grid.at(0).size(*plan.buckets[0].axes), [0, *accumulate(costs)]
     meet = (

@@ -213,7 +213,7 @@ def test_accumulation_over_several_backward_passes_averages_their_sum() -> None:
 
 
 def clipped_together(grads: Sequence[Tensor], max_norm: float) -> tuple[Tensor, list[Tensor]]:
-    """The norm and the gradients that the single process clips."""
+    """The total norm, and the gradients as the single process has clipped them."""
     params = [nn.Parameter(torch.zeros_like(grad)) for grad in grads]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()

@@ -59,7 +59,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_ranks(plan, H100, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Rounds of zero1 and round_robin overlap in chains of messages, but clocks run them one by one.
+        # In zero1 and round_robin, collectives of two rounds overlap, but clocks run them one by one.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
         busiest = step_cost.busiest(plan).rank

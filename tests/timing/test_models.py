@@ -1,4 +1,6 @@
-"""Models (a name, config.json or function) are counted as in transformers, and cut as in Megatron-LM."""
+"""Matrices of models (a name, config.json or function) are counted as in transformers, and cut as in
+Megatron-LM.
+"""
 
 from __future__ import annotations
 

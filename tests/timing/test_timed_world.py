@@ -213,7 +213,7 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
     assert flight.done[2] == pytest.approx(4, abs=1)
     assert flight.done[0] == flight.done[1] == flight.end == pytest.approx(ran.seconds)
     ring = run(program, TOY, Grid.of(dp=3))
-    assert ran.seconds < ring.seconds - 3.5  # nearly all of it is over when rank 2 asks
+    assert ran.seconds < ring.seconds - 3.5  # the exchange is nearly over when rank 2 asks
 
 
 def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:

@@ -86,8 +86,8 @@ class StepSizes:
     """How many elements one rank moves in a step, according to the sizes in the traces.
 
     ``world`` ranks train the ``whole`` model. tp cuts it into pieces of the size ``shard``, and dp divides
-    each piece among ``ranks`` of them (2 of 4). To complete the matrices on boundaries between slices, a rank
-    receives ``straddling`` elements.
+    each piece among ``ranks`` ranks (2 of the 4 in the traces). To complete the matrices on boundaries
+    between slices, a rank receives ``straddling`` elements.
     """
 
     world: int

@@ -1,4 +1,4 @@
-"""Exercises of lesson 07: shapes of pieces, a pass through both layers, holders, a fused weight."""
+"""Exercises of lesson 07: shapes of pieces, a pass through both layers, who holds an entry, fused weights."""
 
 from __future__ import annotations
 

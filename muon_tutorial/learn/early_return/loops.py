@@ -65,7 +65,7 @@ def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collec
 
 
 def busy_for(milliseconds: float) -> None:
-    """Compute, without data, for ``milliseconds`` of the toy processor."""
+    """Keep the toy processor busy for ``milliseconds``, by computing without data."""
     one = torch.empty(1, round(1000 * milliseconds), device="meta")
     torch.mm(one, one.t())
 

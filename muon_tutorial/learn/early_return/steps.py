@@ -43,7 +43,7 @@ class PredictedStep:
 
 
 def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
-    """``zero1`` over buckets of one matrix per rank."""
+    """``zero1``, with one matrix for each rank in every bucket."""
     matrices = [Matrix(i, f"m{i}", (side, side)) for i in range(buckets * ranks)]
     return zero1(matrices, Grid.of(dp=ranks), cut="bucket", round_bytes=4 * ranks * side**2)
 

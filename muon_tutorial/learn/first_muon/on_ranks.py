@@ -137,7 +137,7 @@ class BufferReport:
 
 @dataclass(frozen=True, slots=True)
 class SharingRun:
-    """One sharing of updates, as all ranks ran it."""
+    """One run in which all ranks share their updates."""
 
     seed: int
     lacking: Lacking
@@ -148,7 +148,7 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer that a rank gave to an all_reduce; without a call, what the rank returned."""
+        """The last whole buffer that a rank gave to an all_reduce or, if it called none, what it returned."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned

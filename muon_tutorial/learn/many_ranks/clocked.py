@@ -35,7 +35,7 @@ CLOCKED = (
 
 
 def say_clocked() -> str:
-    """A line for each published time: as measured, as predicted, and by how many times the two differ."""
+    """A line for each published time: as measured, as predicted, and the factor between the two."""
     lines = [f"{'ms':48}{'measured':>10}{'planned':>9}{'off by':>8}"]
     for each in CLOCKED:
         lines.append(f"{each.what:48}{each.published:>10,.0f}{each.planned:>9,.0f}{each.off:>7.1f}x")

@@ -33,8 +33,8 @@ LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 
 @dataclass(frozen=True, slots=True)
 class StepAtScale:
-    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the ranks that belong to the
-    busiest owner.
+    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the ranks at the busiest owner's
+    place along dp.
 
     ``work``: operations of Newton–Schulz at each place along dp. ``once``: seconds that one owner would need
     for all matrices. ``floor``: seconds for the costliest matrix alone, whose shape is ``largest``.

@@ -85,7 +85,7 @@ def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: floa
 
 
 def shades_of(turned: Tensor) -> Tensor:
-    """For each square, 0 to ``SHADES``: the root of its magnitude, which keeps faint squares visible."""
+    """Each square's shade, 0 to ``SHADES``: the root of its magnitude, which keeps faint squares visible."""
     rows, columns = (side // POOL for side in turned.shape)
     sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5
     return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()

@@ -44,7 +44,7 @@ def predict(dp: int, tp: int) -> Exercise:
 
 
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:
-    """What is wrong with a group of the rank at ``at``."""
+    """What is wrong with ``said`` as a group of the rank ``at``."""
     right, name = at.group(axis), f"{axis} group {list(said)}"
     if unknown := [rank for rank in said if rank not in at.grid.ranks]:
         return f"{name}: there is no rank {unknown[0]}; ranks go from 0 to {at.grid.world_size - 1}."

@@ -63,7 +63,9 @@ def write_loudest() -> Exercise:
 
 
 def promise(G: Tensor, update: Tensor) -> Tensor:
-    """The exercise's reference: how far an update of largest singular value 1 promises to lower the loss."""
+    """The exercise's reference: how much an update promises to lower the loss, once its largest singular
+    value is scaled to 1.
+    """
     return (G * update).sum() / torch.linalg.svdvals(update)[0]
 
 

@@ -1,4 +1,6 @@
-"""A typed prediction beside a run's result; both are folded until something is typed. Nothing is scored."""
+"""A reader's prediction beside a run's result; both are folded until the reader has predicted something.
+Nothing is scored.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,9 @@ def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
 def product(
     dtype: torch.dtype, side: int, device: torch.device | str = "cpu"
 ) -> tuple[Callable[[], object], float]:
-    """Return a function that repeats a square product into the same memory, and its count of operations."""
+    """Return a function that repeatedly multiplies two square matrices into the same memory, and its number
+    of operations.
+    """
     A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
     out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
 

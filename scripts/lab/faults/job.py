@@ -167,7 +167,9 @@ def _stepped(
 
 
 def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
-    """Mean gradients if the rank at ``at`` has none for the matrix ``missing``: its part counts as zero."""
+    """Mean gradients if the rank at ``at`` has no gradient for the matrix ``missing``, so its part counts as
+    zero.
+    """
     whole = gradient(rig.blueprint, at, FAULT_AT, missing)
     box = shard_box(tuple(whole.shape), rig.blueprint.cuts[missing], at["tp"], at.size("tp"))
 
