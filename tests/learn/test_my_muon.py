@@ -317,6 +317,6 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
     mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
     assert capsys.readouterr().out == (
         "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
-        "(37 of the complete 419 lines); from the reference: newton_schulz.\n"
+        "(37 of the complete 412 lines); from the reference: newton_schulz.\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
