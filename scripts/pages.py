@@ -65,7 +65,7 @@ brings each matrix together and hands it back, on real processes, to the bit."""
 ALL = {"href": "index.html", "text": "All lessons"}
 WIDE = 360
 """Pictures wider than this scroll sideways on a phone, so that their text stays large enough to read."""
-NO_ANSWER = ("No answer yet", "No right answer yet")
+NO_ANSWER = ("No answer yet", "No right answer yet", "From here on, the reference is used")
 """The beginnings of lines that a notebook prints for an exercise without an answer."""
 PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
 """The picture in link previews of the site, and its size in pixels."""

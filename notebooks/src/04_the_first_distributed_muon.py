@@ -115,7 +115,7 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 
 # %%
 def early_share(parameters, rank, ranks):
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.bfloat16)  # as Newton–Schulz ends
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.bfloat16)  # the dtype of an update
     offset = 0
     for number, parameter in enumerate(parameters):
         if number % ranks == rank:  # this one is mine
@@ -161,7 +161,7 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 # <details><summary>Solution</summary>
 #
 # `continue` also skips the last line of the loop. So on the owner of `k1`, and only there, all later places
-# begin too early. What it owns after `k1` lands elsewhere, on top of what others have put there. Or let
+# begin too early. What it owns after `k1` lands elsewhere, and the sum adds it to what others have put there. Or let
 # the real run tell:
 #
 # ```python

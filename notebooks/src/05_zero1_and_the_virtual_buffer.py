@@ -67,7 +67,7 @@ _ = my_muon.so_far("05")
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
-#    larger matrix gets a bucket of its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
+#    matrix above it gets a bucket of its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
 #    of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.

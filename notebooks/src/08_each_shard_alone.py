@@ -137,11 +137,16 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 #
 # </details>
 #
+# <details><summary>Hint</summary>
+#
+# The sum of the products of two matrices' entries is the product of their sizes, times the cosine.
+#
+# </details>
+#
 # *Easy · 4 minutes · required*
 
 # %% tags=["stub"]
 def nearness(update, right):
-    # the sum of the products of two matrices' entries is the product of their sizes, times the cosine
     return ..., ...  # cosine, distance
 
 # %%
@@ -410,7 +415,7 @@ print(lesson.say_budget(tp))
 # <details><summary>Hint</summary>
 #
 # UVᵀ is (GGᵀ)^(-1/2) G. Your rank has its columns of the last G. How large is GGᵀ, and how does it follow from the
-# shards?
+# shards? (`torch.linalg.eigh` takes a symmetric matrix apart into eigenvalues and directions.)
 #
 # </details>
 #
@@ -418,7 +423,7 @@ print(lesson.say_budget(tp))
 
 # %% tags=["stub"]
 def surviving_update(shard, group):
-    # shard: this rank's columns of G; you may call dist.all_gather, dist.all_reduce and torch.linalg.eigh
+    # shard: this rank's columns of G; only dist.all_gather and dist.all_reduce may send
     return ...  # this rank's columns of the whole UVᵀ
 
 # %%

@@ -226,7 +226,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 224 bytes, sent by all ranks on the way back*
+# *Medium · 6 minutes · required · par 56 bytes a rank on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):

@@ -373,7 +373,7 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 #   until all of them are under way.
 # - Do not use a buffer before you have waited for it.
 # - All ranks ask in one order.
-# - If computing and sending share a core, overlap has nothing to hide behind.
+# - If computing and sending share a core, overlap gains little, because they take turns.
 #
 # </details>
 #

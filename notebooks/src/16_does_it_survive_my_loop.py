@@ -143,7 +143,7 @@ def prepare(model, shard):  # shard(model) cuts it
     return ...  # lr=0.02 for Muon, adamw_lr=0.003, weight_decay=0.1 for both
 
 def update(model, optimizer, scheduler):
-    return ...  # clip to the norm 0.25, step, move the scheduler, clear the gradients
+    return ...  # as in the plain loop, the norm may be 0.25
 
 # %%
 ported.check(prepare, update)

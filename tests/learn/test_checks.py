@@ -105,6 +105,11 @@ def test_the_reference_is_used_until_an_answer_passes(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+def test_an_open_optional_exercise_asks_for_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Exercise(no_negative, optional=True).accepted_or(5) == 5
+    assert capsys.readouterr().out == "From here on, the reference is used.\n"
+
+
 @pytest.mark.parametrize("odd", [3, "a", [100], None])
 def test_numbers_without_names_are_no_answer(odd: object) -> None:
     verdict = numbers(("a", 100, "count"), ("b", 1, "count")).check(odd)

@@ -137,6 +137,13 @@ def test_whatever_was_skipped_it_still_is_and_says_what_is_whose(
     assert 5 * len(names.split(", ")) < int(lines) < int(of_all) < 700
 
 
+def test_a_helper_of_two_answers_counts_once() -> None:
+    helper = "def twice(x):\n    return 2 * x\n\n\n"
+    once, again = (f"{helper}def {name}(x):\n    return twice(x)\n" for name in "ab")
+    assert keep.lines_of(once) == 4
+    assert keep.lines_of(once, again) == keep.lines_of(f"{once}\n{again}") == 6
+
+
 def test_the_file_and_the_reference_need_torch_alone(built: Path) -> None:
     paths = [str(path) for path in (blocks.REFERENCE, built / keep.FILE, finale.complete(built))]
     code = f"import runpy, sys; sys.modules['muon_tutorial'] = None; [*map(runpy.run_path, {paths})]"
@@ -310,6 +317,6 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
     mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
     assert capsys.readouterr().out == (
         "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
-        "(37 of the complete 419 lines); from the reference: newton_schulz.\n"
+        "(37 of the complete 412 lines); from the reference: newton_schulz.\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])

@@ -51,16 +51,16 @@ def test_the_references_functions_pass() -> None:
     verdict = given_back.check(right.redistribute)
     assert verdict
     par = exercises.par_bytes(*grid)
-    assert f"Yours takes {par:g} bytes of all ranks on the way back; par is {par:g}." in verdict.message
+    assert f"Yours takes {par:g} bytes a rank on the way back; par is {par:g}." in verdict.message
 
 
-def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
+def test_other_right_ways_pass_and_a_broadcast_sends_more() -> None:
     assert lesson.check_assign(3, 1, 0).check(tried.backwards)
     for gather in (tried.point_to_point, tried.padded, tried.gather_later):
         assert lesson.check_gather(3, 2, 1, open_exercise()).check(gather)
     given_back = lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()))
     assert (
-        "Yours takes 400 bytes of all ranks on the way back; par is 224."
+        "Yours takes 100 bytes a rank on the way back; par is 56."
         in given_back.check(tried.broadcast).message
     )
     assert given_back.check(tried.redistribute_later)

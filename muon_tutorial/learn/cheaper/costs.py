@@ -170,7 +170,7 @@ def _sent(at: Setting) -> Waterfall:
     changes = {"gather of x": float(gathers), "uneven owners": float(others)}
     shown = {name: sent for name, sent in changes.items() if sent or name != "uneven owners"}
     first = float(at.adamw.sent)
-    return Waterfall("bytes sent", 1e9, "GB", first, _with_fewer_steps(first, shown, at.fewer))
+    return Waterfall("bytes that a rank sends", 1e9, "GB", first, _with_fewer_steps(first, shown, at.fewer))
 
 
 def _seconds(at: Setting) -> Waterfall:

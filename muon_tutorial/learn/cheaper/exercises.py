@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -282,7 +283,8 @@ def break_even_exercise() -> Exercise:
     )
     say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps' times, and you know it for every link."
     hints = ("slope = (slow - fast) / (1 / slowest - 1 / fastest) is in seconds times bandwidth.",)
-    return written(break_even, cases, *slips, say=say, hints=hints, praise=praise)
+    exercise = written(break_even, cases, *slips, say=say, hints=hints, praise=praise)
+    return replace(exercise, optional=True)
 
 
 def slow_winner() -> str:

@@ -53,7 +53,7 @@ def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
     cheaper = "Muon" if fall.times < 1 else "AdamW"
     winner = "a tie" if math.isclose(fall.times, 1.0, abs_tol=0.005) else f"{cheaper} is cheaper"
     write(axes, 16, y + 8, fall.what, 12, weight="bold")
-    write(axes, _LEFT, y + 8, f"{fall.times:.2f} ×: {winner}", 12, weight="bold")
+    write(axes, _LEFT + 72, y + 8, f"{fall.times:.2f} ×: {winner}", 12, weight="bold")
     most = max(fall.first, *accumulate(fall.changes.values(), initial=fall.first))
     scale, at, y = (_WIDE if not fall.note else _WIDE - 190) / most, fall.first, y + 24
     _draw_bar(axes, y, "AdamW", 0.0, fall.first * scale, CARD, ADAMW, fall.say(fall.first) + fall.note)

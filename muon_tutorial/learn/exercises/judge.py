@@ -111,7 +111,8 @@ class Exercise:
 
     After each failed try, it gives the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
     ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
-    to the reader's my_muon.py under the names in ``keeps``, one per answer.
+    to the reader's my_muon.py under the names in ``keeps``, one per answer. An ``optional`` one may stay
+    open.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -128,6 +129,7 @@ class Exercise:
     praise: str = ""
     par: Par | None = None
     keeps: Sequence[str] = ()
+    optional: bool = False
     wrong: int = field(default=0, init=False)
     opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
@@ -175,7 +177,8 @@ class Exercise:
     def accepted_or(self, reference: Any) -> Any:
         """The answer that passed. If none has, print a note and return the reference."""
         if self.accepted is ...:
-            print("No right answer yet: from here on, the reference is used.")
+            used = "from here on, the reference is used."
+            print(used.capitalize() if self.optional else f"No right answer yet: {used}")
             return reference
         return self.accepted
 

@@ -206,7 +206,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: misplaced updates, and updates that those overwrite."""
+    """The matrices that the early code gets wrong: misplaced updates, and those in whose places they land."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}
@@ -287,9 +287,9 @@ def predict(ranks: int) -> Exercise:
 
     hints = (
         "After k1, at which offset does k1's owner write? Too early, by the size of k1.",
-        "Two kinds are wrong: updates in the wrong place, and updates that they overwrite.",
+        "Two kinds are wrong: updates in the wrong place, and those to which the sum adds them.",
     )
-    praise = "Updates in the wrong place are wrong, and so are the ones that they overwrite."
+    praise = "Updates in the wrong place are wrong, and so are those to which the sum adds them."
     return Exercise(judge, hints, praise)
 
 

@@ -43,7 +43,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
 
 
 def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
-    """The whole step: owners, what each rank hands over, and what comes back. Wrong places are framed."""
+    """The whole step: owners, what each rank brings, and what comes back. Wrong places are framed."""
     shown = [0] if run.agree() else list(range(run.ranks))
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
@@ -146,14 +146,14 @@ def _say_count(run: SharingRun, moment: int, rank: int) -> str:
 
 
 def say_run(run: SharingRun) -> str:
-    """A run in words: what each rank owns, what it hands over and where, and what is wrong at the end."""
+    """A run in words: what each rank owns, what it brings and where, and what is wrong at the end."""
     owned: dict[int, list[str]] = {}
     for place in PLACES:
         owned.setdefault(place.owner(run.ranks), []).append(place.name)
     said = [f"Rank {rank} owns {', '.join(names)}." for rank, names in owned.items()]
     for rank in range(run.ranks):
         begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no update"
-        said.append(f"Rank {rank} hands over {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} entries.")
+        said.append(f"Rank {rank} brings {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} entries.")
     wrong = run.wrong()
     end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
     if lost := [rank for rank, report in enumerate(run.reports) if not is_buffer(report.returned)]:

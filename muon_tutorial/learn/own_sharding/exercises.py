@@ -99,18 +99,22 @@ def check_redistribute(
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
 
-    def bytes_back(redistribute: Callable) -> int:
+    def bytes_back(redistribute: Callable) -> float:
         notes = (note for trial in runs[-1].trials for note in trial.notes)
-        return sum(note.nbytes for note in notes if note.call == "redistribute")
+        return sum(note.nbytes for note in notes if note.call == "redistribute") / (dp * tp)
 
-    par = Par("bytes of all ranks on the way back", par_bytes(dp, tp), bytes_back)
+    par = Par("bytes a rank on the way back", par_bytes(dp, tp), bytes_back)
     return Exercise(judge, hints, praise, par, ("redistribute",))
 
 
-def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back if rank i % dp owns matrix i, and owners send only the other ranks' rows."""
+def par_bytes(dp: int, tp: int) -> float:
+    """Bytes that a rank sends on the way back, on average, if rank i % dp owns matrix i.
+
+    Owners send only the other ranks' rows. Each of the tp groups has matrices of its own.
+    """
     sides = enumerate(shapes_of(dp))
-    return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
+    sent = sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
+    return tp * 2 * sent / (dp * tp)
 
 
 def _written(assigned: Exercise) -> ThreeFunctions:

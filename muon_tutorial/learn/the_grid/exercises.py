@@ -218,7 +218,7 @@ def axes_exercise() -> Exercise:
         "permute brings the axes of along to the end; reshape(-1, …) then gives a row for each group.",
         "list(sizes).index(name) is the dimension of an axis; math.prod multiplies sizes. tolist() ends it.",
     )
-    return Exercise(judge, hints, "Any grid, along any axes.", Par("lines", 4, lines_of))
+    return Exercise(judge, hints, "Any grid, along any axes.", Par("lines", 4, lines_of), optional=True)
 
 
 def _judge_along(made: object, grid: Grid, along: Sequence[str]) -> str | None:

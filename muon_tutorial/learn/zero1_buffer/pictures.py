@@ -272,7 +272,7 @@ def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
     panels: dict[str, Sequence[float]] = {
         "collectives": [cost.collectives for cost in mine],
         "entries of padding": [cost.padding for cost in mine],
-        "kilobytes sent": [cost.sent / 1e3 for cost in mine],
+        "kB that a rank sends": [cost.sent / 1e3 for cost in mine],
         "milliseconds": slowest,
     }
     figure = card(_WIDTH, 236)
@@ -287,7 +287,7 @@ def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
     figure.tight_layout()
     said = [
         f"Buckets of at most {cost.size:,} bytes: {cost.buckets} buckets, {cost.collectives} collectives, "
-        f"{cost.padding} entries of padding, {cost.sent:,} bytes sent, {time:.1f} ms."
+        f"{cost.padding} entries of padding, a rank sends {cost.sent:,} bytes, {time:.1f} ms."
         for cost, time in zip(mine, slowest, strict=True)
     ]
     return finish(figure, "zero1_buffer-buckets", " ".join(said))
