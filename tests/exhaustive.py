@@ -58,10 +58,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
             "a closed standard output is refused where it is needed; a run prints nothing until its end"
         ),
     },
-    "test_strategies.py": {
-        "test_real_processes_equal_single_process[2]": "four ranks; two are in the equality table",
-        "test_real_processes_equal_single_process[8]": "four ranks; eight are in the equality table",
-    },
     "training/test_preempted.py": {
         "test_a_signal_to_torchruns_agent_alone_saves_the_step_in_hand[SIGHUP-129]": "SIGTERM and SIGINT",
     },
