@@ -1,4 +1,4 @@
-"""Newton–Schulz: it gives torch's bits, and never writes to its input."""
+"""Newton–Schulz: a batch is its members, other coefficients work, and what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -32,40 +32,6 @@ SCHEDULES = {"you_jiacheng": YOU_JIACHENG, "polar_express": with_safety(POLAR_EX
 
 def matrix(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def stock(G: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
-    """Return torch's result, computed from a copy, since torch may write to its input."""
-    return _zeropower_via_newtonschulz(G.clone(), KELLER_JORDAN, steps, eps)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_same_bits_as_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    G = matrix(*shape, dtype=dtype)
-    ours = zeropower_via_newtonschulz(G)
-    assert torch.equal(ours, stock(G))
-    assert ours.stride() == stock(G).stride()
-
-
-def test_same_bits_as_torch_at_extreme_norms_for_views_and_for_other_steps() -> None:
-    base = matrix(40, 60)
-    views = (base.T, base[:, 3:30], base[::2, ::3], base.bfloat16().T, base.bfloat16()[5:30, ::2])
-    for G in (torch.zeros(3, 5), 1e-9 * matrix(4, 4), 1e20 * matrix(4, 4), *views):
-        assert torch.equal(zeropower_via_newtonschulz(G), stock(G))
-    for steps in (0, 1, 3, 8):
-        assert torch.equal(zeropower_via_newtonschulz(base, steps), stock(base, steps))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 6, 9), (2, 9, 6)], ids=str)
-@pytest.mark.parametrize("steps", [0, 5])
-def test_input_is_never_written(shape: tuple[int, ...], dtype: torch.dtype, steps: int) -> None:
-    G = matrix(*shape, dtype=dtype)
-    before = G.clone()
-    result = zeropower_via_newtonschulz(G, steps)
-    result.zero_()
-    assert torch.equal(G, before)
 
 
 @pytest.mark.parametrize(("shape", "members"), [*((shape, 3) for shape in SHAPES), ((16, 16), 300)], ids=str)

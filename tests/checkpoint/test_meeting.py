@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, meeting, save_checkpoint, saving
 from muon_tutorial.checkpoint.meeting import Meeting
-from muon_tutorial.errors import CheckpointError, RankFailedError, UsageError
+from muon_tutorial.errors import CheckpointError, RankFailedError
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.timeouts import group_timeout
 from muon_tutorial.worlds.live import gather_objects
@@ -84,22 +84,6 @@ def test_a_rank_that_fails_is_named_to_all_and_nothing_is_decided() -> None:
     assert [type(error) for error in found] == [CheckpointError] * 3
     assert [error.rank for error in found] == [1, None, 1]
     assert isinstance(found[1].__cause__, OSError)
-
-
-def test_an_error_of_this_package_is_raised_as_it_is_where_it_arose() -> None:
-    def act(meeting: Meeting) -> Any:
-        def make() -> tuple[None, None]:
-            if meeting.rank == 1:
-                raise UsageError("one line")
-            return None, None
-
-        return meeting.agree("check", make, lambda found: found)
-
-    found = together(meetings(2), act)
-    assert [(type(error), str(error)) for error in found] == [
-        (CheckpointError, "rank 1: one line"),
-        (UsageError, "one line"),
-    ]
 
 
 @pytest.mark.parametrize(

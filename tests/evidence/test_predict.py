@@ -152,7 +152,6 @@ EVEN_CASE = Case(
 """Shapes that 2, 3 and 4 divide, so that nothing is padded."""
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
-TP_TOO = ("replicated", "round_robin")
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
 
 
@@ -173,28 +172,6 @@ def places(grid: Grid) -> list[Coordinate]:
 
 
 EVEN = tuple(Matrix(i, f"m{i}", (24, 48), (("tp", Shard(i % 2)),)) for i in range(6))
-
-
-@pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (2, 2), (4, 2), (3, 2)], ids=str)
-@pytest.mark.parametrize("dtypes", [(4, 4), (4, 2), (2, 2)], ids=str)
-def test_zero1_equals_its_formula_on_every_rank(sizes: tuple[int, int], dtypes: tuple[int, int]) -> None:
-    grid, (g, p) = Grid.of(dp=sizes[0], tp=sizes[1]), dtypes
-    named = {2: torch.bfloat16, 4: torch.float32}
-    matrices = [replace(m, grad_dtype=named[g], dtype=named[p]) for m in EVEN]
-    plan = zero1(matrices, grid, round_bytes=20_000)
-    predicted = [sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in grid.ranks]
-    assert predicted == [zero1_bytes(plan, grid.at(rank)) for rank in grid.ranks]
-    N, at = sum(m.numel for m in EVEN) // sizes[1], grid.at(0)
-    rows = [e for e in predict(plan, at).entries if e.phase != "gradient flags"]
-    assert sum(e.ring for e in rows) == zero1_gather_all(sizes[0], N, g, p) + tp_gathers(plan, at)
-
-
-@pytest.mark.parametrize("round_bytes", [400, 25_000_000])
-@every_grid
-def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) -> None:
-    plan, ranks = planned(UNEVEN, partial(zero1, cut="bucket", round_bytes=round_bytes), grid)
-    over_dp = [sum(row.ring for row in rows.values() if row.phase != "tp gather") for rows in ranks]
-    assert over_dp == [zero1_bytes(plan, at) - tp_gathers(plan, at) for at in places(grid)]
 
 
 @pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
@@ -268,21 +245,6 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
     plan, ranks = planned(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
         assert rows["dp gather"].received == boundary_received(straddled(plan, at))
-
-
-@every_grid
-def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Each owner gets the parts of its matrix that it lacks, and sends the other ranks their pieces."""
-    plan, ranks = planned(EVEN_CASE, owner, grid)
-    out = back = 0
-    for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
-        home = grid.at(entry.workers.start)
-        pieces = [entry.matrix.box(at).numel for at in places(grid)]
-        out += entry.matrix.numel - pieces[home.rank]
-        back += sum(pieces) - pieces[home.rank]
-    for phase, elements in (("gather to owners", out), ("scatter from owners", back)):
-        assert sum(rows[phase].ring for rows in ranks) == elements * WIRE
-        assert sum(rows[phase].received for rows in ranks) == elements * WIRE
 
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Box, Grid, LocalWorld, Muon, split_parameters
+from muon_tutorial import Box, split_parameters
 from muon_tutorial.optimizer.split_parameters import Heads
 from muon_tutorial.optimizer.split_table import Verdict
 from muon_tutorial.plan.matrix import part_boxes
@@ -242,33 +242,6 @@ def test_a_layout_that_is_not_the_models_is_seen() -> None:
     hidden = [it for it in split_parameters(model, parts=halves).verdicts if it.parts]
     used = lines_used_together(model, [it.param for it in hidden], [-2] * len(hidden), inputs_of(model))
     assert all(stack != own_parts(it) for it, stack in zip(hidden, used, strict=True))
-
-
-def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
-    """A model's hidden matrices and their groups. The matrices have gradients, the same at every call."""
-    kind, sizes = VARIANTS[name]
-    model: Any = build(kind, **sizes).float()
-    for place, param in enumerate(model.parameters()):
-        param.grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(place))
-    split = split_parameters(model, experts="muon")
-    return split.hidden_params, split.hidden
-
-
-@pytest.mark.parametrize("strategy", ["zero1", "owner"])
-@pytest.mark.parametrize(
-    "name", ["gpt2", "gpt_neox", "falcon, new", "deepseek_v3", "gpt_oss", "mamba", "qwen3_next"]
-)
-def test_models_of_every_kind_of_parts_step_alone_as_over_ranks(name: str, strategy: str) -> None:
-    """The bits are the same, because the average of the ranks' gradients equals each of them."""
-    (before, _), (alone, groups) = learned(name), learned(name)
-    Muon(groups, lr=0.02).step()
-    assert not any(map(torch.equal, before, alone))
-    world = LocalWorld(Grid.of(dp=2))
-    ranks = [learned(name) for _ in range(2)]
-    muons = [Muon(its, lr=0.02, strategy=strategy, mesh=world.mesh(i)) for i, (_, its) in enumerate(ranks)]
-    world.run([muon.program() for muon in muons])
-    for params, _ in ranks:
-        assert all(map(torch.equal, params, alone))
 
 
 def test_the_page_shows_todays_table_and_picture() -> None:

@@ -29,13 +29,15 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values, in an order in which few controls move at a time. If there
     are more than ``most``, each control moves alone, through all its values or as many as ``most`` allows,
-    while the others are at their first values, and then at their last."""
+    while the others are at their first values, and then at their last. If ``most`` is ``FEW``, all controls
+    go to their last values together instead."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     sizes = [len(its) for its in values.values()]
     chosen = set(itertools.product(*map(range, sizes))) if math.prod(sizes) <= most else set()
     each = max(2, most // (2 * len(values)))
     for others in [] if chosen else [[0] * len(sizes), [size - 1 for size in sizes]]:
-        for place, size in enumerate(sizes):
+        chosen.add(tuple(others))
+        for place, size in enumerate(sizes) if others[0] == 0 or most > FEW else ():
             chosen |= {(*others[:place], number, *others[place + 1 :]) for number in _spread(size, each)}
     for numbers in sorted(chosen):
         yield {name: its[number] for (name, its), number in zip(values.items(), numbers, strict=True)}

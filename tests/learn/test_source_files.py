@@ -88,21 +88,6 @@ def test_no_other_file_names_a_colour_and_a_saturated_fill_is_a_ranks() -> None:
         assert not found, f"{path}, {found}: say it by an edge, a mark or a pale fill"
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ('"""#ffffff, red"""', 0),
-        ('FILL = "#F0e68c"', 1),
-        ('style = f"color:#123;width:{w}px"', 1),
-        ('axes.plot(x, c="k", color="0.5", fc="C1")', 3),
-        ('write("red alert", marker="k", to="#1", color=INK)', 0),
-    ],
-)
-def test_planted_colours_are_found(line: str, found: int) -> None:
-    assert len(named_colours(code_of(line))) == found
-    assert list(fills(ast.parse("rectangle(axes, 0, 0, 1, 1, WRONG if bad else CARD)"))) == ["WRONG", "CARD"]
-
-
 @pytest.mark.parametrize("source", sources(), ids=lambda source: source.stem[:2])
 def test_a_lesson_has_every_name_that_its_notebook_uses(source: Path) -> None:
     lesson = importlib.import_module(f"muon_tutorial.learn.{series.lesson(source.stem[:2]).package}")

@@ -134,7 +134,7 @@ def test_an_entry_lies_where_it_is_said_to(dp: int, tp: int) -> None:
             found = lesson.locate(plan, meta.name, *divmod(entry, meta.shape[1]))
             kept = lesson.my_slice(plan, found.bucket, found.rank // tp, 0)
             assert (found.entry, kept[found.offset]) == (entry, flat[entry])
-        assert str(found) in lesson.draw_entry(plan, found).alt
+    assert str(found) in lesson.draw_entry(plan, found).alt
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

@@ -6,6 +6,7 @@ import importlib
 import re
 import statistics
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -110,13 +111,19 @@ def test_prose_names_no_number_that_a_parameter_sets(committed: NotebookNode) ->
 
 
 LEAST_WRITTEN = 400
-TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in sources()}
+
+
+@cache
+def text_of(number: str) -> NotebookNode:
+    """A lesson's text as a notebook. Callers must not write to it."""
+    [path] = sources([number])
+    return read_text(path.read_text(encoding="utf-8"))
 
 
 def test_the_reader_writes_enough() -> None:
     """The reader writes those lines of the solutions that the stubs lack."""
     lines: dict[str, list[str]] = {"stub": [], "solution": []}
-    for cell in (cell for text in TEXTS.values() for cell in text["cells"]):
+    for cell in (cell for each in series.LESSONS for cell in text_of(each.number)["cells"]):
         for kind in lines:
             if lesson_form.has(cell, kind):
                 source = "\n".join(re.findall(r"```python\n(.*?)\n```", cell["source"], re.DOTALL))
@@ -127,16 +134,16 @@ def test_the_reader_writes_enough() -> None:
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
 def test_stated_minutes_are_reading_and_required_exercises(lesson: series.Lesson) -> None:
-    text = TEXTS[lesson.number]
+    text = text_of(lesson.number)
     took = lesson_form.reading_minutes(text) + lesson_form.exercise_minutes(text)
     assert 0.8 * took <= lesson.minutes <= 1.2 * took
     assert lesson.optional == lesson_form.exercise_minutes(text, "optional")
 
 
-@pytest.mark.parametrize("number", TEXTS)
-def test_a_medium_or_hard_exercise_has_a_folded_hint_before_its_stub(number: str) -> None:
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_a_medium_or_hard_exercise_has_a_folded_hint_before_its_stub(lesson: series.Lesson) -> None:
     hints = ""
-    for cell in TEXTS[number].cells:
+    for cell in text_of(lesson.number).cells:
         if cell.cell_type == "markdown" and not lesson_form.has(cell, "solution"):
             hints = cell.source
         if lesson_form.has(cell, "stub"):

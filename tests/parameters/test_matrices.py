@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -205,7 +204,7 @@ def check_it_is_read_as_it_lies(name: str, param: nn.Parameter, at: Coordinate) 
     assert torch.equal(believed, param.to_local().detach()), f"{name}, {param.placements}"
 
 
-def on_one_of_four(rank: int) -> list[Tensor]:
+def on_one_of_four(rank: int) -> None:
     torch.manual_seed(0)
     mesh, alone = build_mesh(DP2_TP2), build_mesh({"dp": 4})
     pairs, flat = init_device_mesh("cpu", (2, 2)), build_mesh({"dp": 1, "tp": 4})
@@ -234,7 +233,6 @@ def on_one_of_four(rank: int) -> list[Tensor]:
         with pytest.raises(StrategyError, match=re.escape(f"{names[-1]} {said}")):
             Muon([(name, made[name]) for name in names], strategy="zero1", mesh=on)
     check_partial_gradient(mesh)
-    return stepped_dtensors(mesh)
 
 
 def check_partial_gradient(mesh: DeviceMesh) -> None:
@@ -253,34 +251,9 @@ def check_partial_gradient(mesh: DeviceMesh) -> None:
     muon.step()
 
 
-def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
-    """The whole parameters after two steps over the parts that tensor parallelism cut."""
-    net = parallelized(mesh["tp"])
-    muon = Muon(net.named_parameters(), lr=0.02, strategy="zero1", mesh=mesh)
-    for step in range(2):
-        for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
-            assert isinstance(param, DTensor)
-            mine = distribute_tensor(grad, mesh["tp"], param.placements)
-            param.grad = mine * (2.0 * (dist.get_rank() // 2))  # 0 and 2 times along dp, so the mean is grad
-        muon.step()
-    return [param.full_tensor().detach() for param in net.parameters() if isinstance(param, DTensor)]
-
-
-def whole_gradients(step: int) -> list[Tensor]:
-    made = torch.Generator().manual_seed(step)
-    return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in ((6, 4), (4, 6))]
-
-
-def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single_process_does() -> None:
+def test_dtensors_are_read_as_they_lie_or_refused_by_name() -> None:
     """This also holds for uneven, empty and strided shards."""
-    net = numbered_net()
-    stock = torch.optim.Muon(net.parameters(), lr=0.02)
-    for step in range(2):
-        for param, grad in zip(net.parameters(), whole_gradients(step), strict=True):
-            param.grad = grad
-        stock.step()
-    for stepped in launch(on_one_of_four, 4):
-        assert all(torch.equal(a, b) for a, b in zip(stepped, net.parameters(), strict=True))
+    launch(on_one_of_four, 4)
 
 
 @pytest.mark.parametrize(

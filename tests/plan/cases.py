@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 
 from muon_tutorial import (
-    Bucket,
     Coordinate,
     Grid,
     Matrix,
     Plan,
     Shard,
 )
-from muon_tutorial.plan.bucket import StoredShard, matrix_boxes
 from muon_tutorial.plan.matrix import Cut, split_parts
 from muon_tutorial.plan.strategies import Builder
 
@@ -40,11 +38,6 @@ class Case:
     @property
     def places(self) -> list[Coordinate]:
         return [self.grid.at(rank) for rank in self.grid.ranks]
-
-    def copies(self, matrix: Matrix, *cut_axes: str) -> int:
-        """The number of ranks that hold each element if the matrix's own axes and ``cut_axes`` divide it."""
-        whole = (axis for axis in self.grid.axes if axis not in (*matrix.axes, *cut_axes))
-        return self.grid.at(0).size(*whole)
 
 
 @st.composite
@@ -87,31 +80,3 @@ def cases(draw: st.DrawFn, cuts: CutDrawer = tp_cuts) -> Case:
     for index in range(draw(st.integers(1, 5))):
         made += draw(parameters(index, len(made), grid, cuts))
     return Case(tuple(made), grid, draw(st.sampled_from(CAPS)))
-
-
-def numbered(matrix: Matrix) -> torch.Tensor:
-    """A matrix whose elements are their own indices; bfloat16 is exact up to 256."""
-    return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
-
-
-def elements(held: StoredShard, at: Coordinate) -> torch.Tensor:
-    """The elements of the numbered matrix in a holding, in order."""
-    x = numbered(held.entry.matrix)
-    return torch.cat([x.new_empty(0), *(x[box.slices].reshape(-1) for box in matrix_boxes(held, at))])
-
-
-def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[StoredShard]:
-    """A rank's holdings of one matrix; in a correct plan there is exactly one."""
-    kept = (held for bucket in plan.buckets for held in bucket.stored_shards(at))
-    return [held for held in kept if held.entry.matrix == matrix]
-
-
-def span(bucket: Bucket) -> int:
-    """The length of the virtual buffer, in elements."""
-    return max((entry.offset + entry.size for entry in bucket.entries), default=0)
-
-
-def disjoint_in_order(ranges: Sequence[tuple[int, int]], end: int) -> bool:
-    """Whether half-open ranges follow one another within 0 to ``end``."""
-    marks = [0, *(mark for pair in ranges for mark in pair), end]
-    return marks == sorted(marks)

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
+from muon_tutorial import STRATEGIES, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
 from muon_tutorial.plan.bucket import fill_buckets
 from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.plan.strategies import ROUND_BYTES
 
-from .cases import Case, cases, disjoint_in_order, span
-from .variants import EVEN_SLICES, SLICED, VARIANTS
-
-sliced = pytest.mark.parametrize("variant", SLICED)
-
-
-def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
-    """The interval of the virtual buffer that a rank keeps. dp positions keep consecutive intervals."""
-    others = [at.grid.at(at.grid.rank({"dp": place, "tp": at["tp"]})) for place in range(at["dp"] + 1)]
-    ends = list(itertools.accumulate(bucket.length(bucket.storage_layout, other) for other in others))
-    return (ends[-2] if len(ends) > 1 else 0), ends[-1]
+from .cases import Case, cases
+from .variants import EVEN_SLICES, VARIANTS
 
 
 def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
@@ -39,36 +29,6 @@ def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
         return marked
     lengths = cut.lengths(whole.shape[cut.dim], at.size("tp"))
     return marked.split(list(lengths), cut.dim)[at["tp"]]
-
-
-@sliced
-@given(case=cases())
-@settings(deadline=None, max_examples=20)
-def test_local_ranges_are_the_master_plans_in_the_kept_slice_from_offsets_equal_along_tp(
-    variant: str, case: Case
-) -> None:
-    """The master plan's ranges follow each other. A matrix's workers are the ranks whose slice touches it."""
-    for bucket in case.plan(VARIANTS[variant]).buckets:
-        assert disjoint_in_order(sorted((e.offset, e.offset + e.size) for e in bucket.entries), span(bucket))
-        for at in case.places:
-            metas = bucket.dist_meta(at)
-            length = bucket.length(bucket.model_layout, at)
-            assert disjoint_in_order(sorted(meta.global_range for meta in metas), length)
-            for meta, entry in zip(metas, bucket.entries, strict=True):
-                assert meta.global_range[0] == entry.offset
-                assert meta.global_range[1] - meta.global_range[0] == piece(entry.matrix, at).sum()
-                assert meta.local_range == intersection(meta, kept_slice(bucket, at))
-        for number, entry in enumerate(bucket.entries):
-            assert entry.size == max(int(piece(entry.matrix, at).sum()) for at in case.places)
-            touching = {at["dp"] for at in case.places if bucket.stored_shards(at)[number].numel}
-            each = case.grid.size("tp") if "tp" in bucket.axes else 1
-            assert {place // each for place in entry.workers} == touching
-
-
-def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
-    """A range's part in the kept interval, relative to that interval's start; empty if there is none."""
-    low, high = max(meta.global_range[0], kept[0]), min(meta.global_range[1], kept[1])
-    return (low - kept[0], high - kept[0]) if low < high else (0, 0)
 
 
 @given(case=cases())

@@ -1,60 +1,11 @@
-"""Ranks in named axes: the same arithmetic as a ``DeviceMesh``'s."""
+"""Ranks in named axes: coordinates, and what is refused. Strategies test the arithmetic."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from muon_tutorial import Grid
 from muon_tutorial.errors import GridError
-
-AXES = ("pp", "dp", "cp", "tp")
-
-
-@st.composite
-def grids(draw: st.DrawFn) -> Grid:
-    axes = draw(st.permutations(AXES))[: draw(st.integers(0, 4))]
-    return Grid(tuple(axes), tuple(draw(st.integers(1, 3)) for _ in axes))
-
-
-def mesh_of(grid: Grid) -> torch.Tensor:
-    """The ranks as ``init_device_mesh`` lays them out."""
-    return torch.arange(grid.world_size).view(grid.sizes)
-
-
-@given(grids())
-@settings(deadline=None)
-def test_ranks_stand_where_a_device_mesh_puts_them(grid: Grid) -> None:
-    mesh = mesh_of(grid)
-    for rank in grid.ranks:
-        place = tuple(grid.at(rank)[axis] for axis in grid.axes)
-        assert mesh[place].item() == rank
-        assert grid.rank(grid.at(rank)) == rank
-
-
-@given(grids(), st.data())
-@settings(deadline=None)
-def test_a_group_is_the_meshs_row_through_the_rank(grid: Grid, data: st.DataObject) -> None:
-    at = grid.at(data.draw(st.sampled_from(grid.ranks)))
-    for number, axis in enumerate(grid.axes):
-        through = [slice(None) if i == number else at[other] for i, other in enumerate(grid.axes)]
-        assert list(at.group(axis)) == mesh_of(grid)[tuple(through)].tolist()
-        assert at.group(axis)[at[axis]] == at.rank
-
-
-@given(grids(), st.data())
-@settings(deadline=None)
-def test_groups_over_several_axes_split_the_world_evenly(grid: Grid, data: st.DataObject) -> None:
-    axes = data.draw(st.lists(st.sampled_from(AXES), unique=True))
-    groups = {grid.at(rank).group(*axes) for rank in grid.ranks}
-    assert sorted(rank for group in groups for rank in group) == list(grid.ranks)
-    for rank in grid.ranks:
-        at = grid.at(rank)
-        assert at.size(*axes) == len(at.group(*axes))
-        assert at.group(*axes)[at.position(*axes)] == rank
-        assert {grid.at(peer).group(*axes) for peer in at.group(*axes)} == {at.group(*axes)}
 
 
 def test_an_axis_the_grid_does_not_have_has_one_rank() -> None:

@@ -7,14 +7,10 @@ from collections import Counter
 from functools import partial
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
-from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.hops import view
-from muon_tutorial.engine.travel import travel
+from muon_tutorial import Grid, Matrix, Shard, owner, round_robin, zero1
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.assign import gram_cost, longest_first, newton_schulz_cost
@@ -22,18 +18,11 @@ from muon_tutorial.plan.strategies import find_builder, plan_imbalance, work_by_
 
 from .cases import (
     Case,
-    CutDrawer,
-    any_cuts,
     cases,
-    elements,
-    holdings_of,
-    numbered,
-    tp_cuts,
 )
-from .variants import SLICED, VARIANTS
+from .variants import VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-HERE = Label("test")
 
 
 @every_variant
@@ -69,48 +58,6 @@ def test_every_matrix_is_in_one_bucket_of_its_kind_and_is_its_workers_work(varia
                 due[position] += cost
     assert work_by_position(plan) == due
     assert plan_imbalance(plan) == max(due) * case.grid.world_size / once
-
-
-@pytest.mark.parametrize(
-    ("variant", "cuts"), [*((name, tp_cuts) for name in VARIANTS), ("owner, longest first", any_cuts)]
-)
-@given(data=st.data())
-@settings(deadline=None, max_examples=20)
-def test_every_element_is_kept_once_a_replica_and_workers_get_the_matrix_and_send_their_answer_home(
-    variant: str, cuts: CutDrawer, data: st.DataObject
-) -> None:
-    """Each element's value is its index, so a wrong place shows."""
-    case = data.draw(cases(cuts))
-    plan = case.plan(VARIANTS[variant])
-    for matrix in case.matrices:
-        stored: Counter[float] = Counter()
-        for at in case.places:
-            (holding,) = holdings_of(plan, matrix, at)
-            stored.update(elements(holding, at).tolist())
-        copies = case.copies(matrix, "dp") if variant in SLICED else case.copies(matrix)
-        assert stored == dict.fromkeys(numbered(matrix).flatten().tolist(), copies)
-    for bucket in plan.buckets:
-        kept = [
-            torch.zeros(bucket.length(bucket.storage_layout, at), dtype=torch.bfloat16) for at in case.places
-        ]
-        for at, buffer in zip(case.places, kept, strict=True):
-            for held in bucket.stored_shards(at):
-                buffer[slice(*held.in_buffer)] = elements(held, at).bfloat16()
-        world = LocalWorld(case.grid)
-        ranks = list(zip(case.places, kept, strict=True))
-        out = world.run([travel(buffer.clone(), bucket.compute, at, HERE) for at, buffer in ranks])
-        answers = [torch.zeros_like(buffer) for buffer in out]
-        for at, worked, answer in zip(case.places, out, answers, strict=True):
-            for entry, desk in zip(bucket.entries, bucket.work_slices(at), strict=True):
-                assert (desk is None) == (not bucket.works_on(entry, at))
-                if desk is not None:
-                    assert torch.equal(view(worked, desk), numbered(entry.matrix)[desk.box.slices].bfloat16())
-                    view(answer, desk).copy_(view(worked, desk))
-        pairs = list(zip(case.places, answers, strict=True))
-        home = world.run([travel(answer, bucket.compute.inverse, at, HERE) for at, answer in pairs])
-        for at, came, left in zip(case.places, home, kept, strict=True):
-            for held in bucket.stored_shards(at):
-                assert torch.equal(came[slice(*held.in_buffer)], left[slice(*held.in_buffer)])
 
 
 @every_variant

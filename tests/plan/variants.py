@@ -21,6 +21,5 @@ VARIANTS: dict[str, Builder] = {
     "owner, per replica": owner_per_replica,
 }
 EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
-SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "cut", "layerwise", "gram")))
 BITWISE = tuple(name for name in VARIANTS if name != "gram")
 """All but ``gram`` give the single process's bits; ``tests/step/test_gram.py`` checks gram's bound."""

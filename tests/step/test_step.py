@@ -84,23 +84,6 @@ def few_bits(seed: int) -> list[Tensor]:
 # Gradients made ready
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("draw", [few_bits, random_gradients])
-def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """If sums are exact, so is the mean. If not, at most D roundings occur: D − 1 in sums, 1 in dividing."""
-    dp = grid.size("dp")
-    ranks, each = seated(grid), [draw(position) for position in range(dp)]
-    ranks.give(*each)
-    ranks.ready()
-    for matrix in range(len(UNEVEN.shapes)):
-        given = torch.stack([grads[matrix] for grads in each])
-        if draw is few_bits:
-            assert torch.equal(readied(ranks, matrix), (given.sum(0) / dp).double())
-        else:
-            off = (readied(ranks, matrix) - given.double().mean(0)).abs()
-            assert (off <= dp * 2.0**-24 * given.double().abs().mean(0)).all()
-
-
 def rest_of(grid: Grid, seed: int = 0) -> list[list[nn.Parameter]]:
     """All ranks' other parameters, in two dtypes, with local gradients of few bits."""
     shapes = (((7,), torch.float32), ((3, 2), torch.bfloat16), ((5,), torch.float32), ((2, 2), torch.float32))
@@ -110,19 +93,6 @@ def rest_of(grid: Grid, seed: int = 0) -> list[list[nn.Parameter]]:
         for param in params[rank]:
             param.grad = torch.randint(-4, 5, param.shape, generator=made).to(param.dtype)
     return params
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_the_rests_gradients_are_averaged_in_place(grid: Grid) -> None:
-    ranks, rest = seated(grid), rest_of(grid)
-    ranks.give(few_bits(0))
-    over_dp = [rest[rank] for rank in grid.at(0).group("dp")]
-    due = [sum(p.grad.double() for p in same) / len(over_dp) for same in zip(*over_dp, strict=True)]
-    ranks.ready(rest=rest)
-    for own in rest:
-        for param, mean in zip(own, due, strict=True):
-            assert param.grad is not None
-            assert torch.equal(param.grad, mean.to(param.dtype))
 
 
 def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_ones() -> None:
@@ -196,19 +166,6 @@ def test_an_averaged_gradient_missing_on_some_ranks_is_an_error_that_changes_not
     ranks.step()
 
 
-def test_accumulation_over_several_backward_passes_averages_their_sum() -> None:
-    ranks, stock = seated(DP2), Stock()
-    passes = [[few_bits(2 * dp + turn) for turn in range(2)] for dp in range(2)]
-    for params, mine in zip(ranks.params, passes, strict=True):
-        for grads in mine:
-            loss = torch.stack([(p * g).sum() for p, g in zip(params, grads, strict=True)]).sum()
-            loss.backward()
-    sums = [torch.stack(same).sum(0) / 2 for same in zip(*(g for mine in passes for g in mine), strict=True)]
-    stock.steps([sums])
-    ranks.step()
-    assert_alike(ranks, stock)
-
-
 # Clipping
 
 
@@ -263,16 +220,6 @@ def test_a_norm_within_the_limit_changes_no_bit() -> None:
     ranks.give(grads)
     ranks.ready(max_norm=1e9)
     assert all(torch.equal(readied(ranks, i), grad.double()) for i, grad in enumerate(grads))
-
-
-def test_gradients_that_are_dropped_are_readied_anew() -> None:
-    ranks = seated(Grid.of(dp=1))
-    (muon,) = ranks.muons
-    ranks.give(few_bits(0))
-    assert muon.ready_gradients() is None
-    assert muon.guard.gradients_ready
-    muon.zero_grad()
-    assert muon.ready_gradients(max_norm=1.0) == 0.0
 
 
 def test_a_closures_gradients_are_readied_anew() -> None:
@@ -413,25 +360,6 @@ def test_groups_have_settings_of_their_own(strategy: str, late: bool, dtype: tor
                 muon.add_param_group(grouped(params, lr)[1])
         ranks.steps([grads])
         stock.steps([grads])
-    assert_alike(ranks, stock)
-
-
-@pytest.mark.parametrize("strategy", EXACT)
-def test_frozen_parameters_stand_still_until_they_are_unfrozen(strategy: str) -> None:
-    ranks, stock = seated(DP2_TP2, strategy), Stock()
-    for params in (*ranks.params, stock.params):
-        params[3].requires_grad_(False)
-    for step, grads in enumerate(whole_gradients(UNEVEN)):
-        if step < 2:
-            grads[3] = None
-        else:
-            for params in (*ranks.params, stock.params):
-                params[3].requires_grad_(True)
-        ranks.steps([grads])
-        stock.steps([grads])
-        if step < 2:
-            at = ranks.places[1]
-            assert torch.equal(ranks.params[1][3], own_part(whole_matrices(UNEVEN)[3], UNEVEN.cuts[3], at))
     assert_alike(ranks, stock)
 
 
