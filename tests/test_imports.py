@@ -80,6 +80,8 @@ MOVERS = {
     f"{PACKAGE}.learn.bill.on_ranks",
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.my_loop.clipping",
+    f"{PACKAGE}.learn.builds.reference.ring",
+    f"{PACKAGE}.learn.builds.reference.pipeline",
     f"{PACKAGE}.learn.broken_runs.training_rank",
     f"{PACKAGE}.learn.broken_runs.loop",
     f"{PACKAGE}.learn.my_muon.reference",
