@@ -353,13 +353,14 @@ lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 # Save the following as `test_zero3.py` beside your `ring.py` and run it with `python test_zero3.py`. It fails,
 # because there is no `zero3.py`. Write that file until all four stages are green.
 #
-# 1. `shard(model)` gets a `Sequential` whose layers all have weights. It leaves only this rank's part of each weight,
-#    flat, and returns a module. This module gathers a layer's weights before the layer computes, in forward and again
-#    in backward, drops them afterwards, and averages their gradients in a reduce_scatter. `whole(model)` returns all
-#    weights.
+# 1. `shard(model)` gets a `Sequential` whose layers all have weights. Of each weight, flat, it leaves rank r only the
+#    r-th of equal runs, and returns a module. This module gathers a layer's weights before the layer computes, in
+#    forward and again in backward, drops them afterwards, and averages their gradients in a reduce_scatter.
+#    `whole(model)` returns all weights.
 # 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the
 #    reference stands in for what is missing. In a step, a part travels around three times.
-# 3. While a layer computes, the next layer's gather is under way, and in backward that of the layer before.
+# 3. While a layer computes, the next layer's `ring.all_gather` is under way in a thread of its own, and in backward
+#    that of the layer before.
 # 4. `shard(model, dtype=torch.bfloat16)` sends weights in bfloat16, and computes in float32 with what arrives. The
 #    parts stay float32, and `whole` returns them as they are.
 #
