@@ -3,7 +3,8 @@
     python scripts/series.py
 
 These are the list of links and the set-up cell in each text of ``notebooks/src``, the table of lessons in the
-README, and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must then be built again.
+README, minutes and points in ``docs/publishing.md``, and ``notebooks/GLOSSARY.md``. A notebook whose text has
+changed must then be built again.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import glossary, series
 from scripts.files import FOLDER, ROOT, answered, write_changed
+from scripts.points import exercises_of, points_of, test_of
 
-README = ROOT / "README.md"
+README, PUBLISHING = ROOT / "README.md", ROOT / "docs" / "publishing.md"
 GLOSSARY = FOLDER / "GLOSSARY.md"
 SETUP = """\
 # Set-up: nothing happens here where the package is installed.
@@ -41,6 +43,7 @@ _PARAMETERS_HEAD = '# %% tags=["parameters"]\n'
 _SETUP_CELL = re.compile(r'^# %% tags=\["setup".*?(?=^# %%)', re.MULTILINE | re.DOTALL)
 _LINKS = re.compile(r"^# (?:- )?\*Previous:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _COLAB = re.compile(r"^#\n# \*In Colab:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
+_COUNTED = re.compile(r"^\| (\d\d(?:, \d\d)*|`\w+\.py`) \| [\d +]* \| [\d +]* \|", re.MULTILINE)
 _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -80,9 +83,22 @@ def wanted() -> dict[Path, str]:
     texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}
     return {
         **{path: with_series(_read(path), lesson) for lesson, path in texts.items() if path.exists()},
+        PUBLISHING: _COUNTED.sub(_counted, _read(PUBLISHING)),
         README: _README_PART.sub(lambda _: f"\n{series.table()}\n\n{series.paths()}\n", _read(README)),
         GLOSSARY: glossary.page(),
     }
+
+
+def _counted(row: re.Match[str]) -> str:
+    """The beginning of a row about lessons or a build: its name, minutes with all exercises, and points."""
+    build = row[1].strip("`").removesuffix(".py")
+    if build in series.BUILDS:
+        number, minutes = series.BUILDS[build]
+        return f"| {row[1]} | {minutes} | {points_of(test_of(build, number))} |"
+    lessons = [series.lesson(number) for number in row[1].split(", ")]
+    took = " + ".join(str(each.minutes + each.optional) for each in lessons)
+    points = " + ".join(str(sum(points for _, points in exercises_of(each.number))) for each in lessons)
+    return f"| {row[1]} | {took} | {points} |"
 
 
 def main() -> int:

@@ -80,6 +80,8 @@ MOVERS = {
     f"{PACKAGE}.learn.bill.on_ranks",
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.my_loop.clipping",
+    f"{PACKAGE}.learn.builds.reference.ring",
+    f"{PACKAGE}.learn.builds.reference.pipeline",
     f"{PACKAGE}.learn.broken_runs.training_rank",
     f"{PACKAGE}.learn.broken_runs.loop",
     f"{PACKAGE}.learn.my_muon.reference",
@@ -228,14 +230,20 @@ def test_the_package_keeps_its_floors() -> None:
 
 
 def test_the_package_names_its_own_modules_relatively() -> None:
-    """Such imports should have one form. ``__main__`` may differ, because only it may be run as a file."""
+    """Such imports should have one form. ``__main__`` may differ, because only it may be run as a file.
+
+    zero3.py differs because it is a file as readers write it.
+    """
     found = {
         module.name
         for module in read_modules(ROOT)
         for node in module.imports
         if isinstance(node, ast.ImportFrom) and is_in(node.module or "", PACKAGE)
     }
-    assert {name for name in found if is_in(name, PACKAGE)} == {f"{PACKAGE}.__main__"}
+    assert {name for name in found if is_in(name, PACKAGE)} == {
+        f"{PACKAGE}.__main__",
+        f"{PACKAGE}.learn.builds.reference.zero3",
+    }
 
 
 def declared(*extras: str) -> set[str]:

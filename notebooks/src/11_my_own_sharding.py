@@ -348,52 +348,156 @@ by_work = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% [markdown]
-# <details><summary>A build of an hour, without a stub: ZeRO-3</summary>
+# <details><summary>A build of two and a half hours, without a stub: ZeRO-3 on your ring</summary>
 #
-# Save the following as `test_zero3.py` in an empty folder and run it with `python test_zero3.py`. It fails, because
-# there is no `zero3.py`. Write that file until the last line is printed. `shard(model)` leaves only this rank's part
-# of each weight, flat, and returns a module. This module gathers a layer's weights before the layer computes, in
-# forward and again in backward, drops them afterwards, and averages their gradients in a reduce_scatter. `whole(model)`
-# returns all weights, whole. A `torch.autograd.Function` has a backward of its own, and `torch.utils.checkpoint` computes
-# a layer again in backward. (A solution: `tests/learn/builds/zero3.py`.)
+# Save the following as `test_zero3.py` beside your `ring.py` and run it with `python test_zero3.py`. It fails,
+# because there is no `zero3.py`. Write that file until all four stages are green.
+#
+# 1. `shard(model)` gets a `Sequential` whose layers all have weights. Of each weight, flat, it leaves rank r only the
+#    r-th of equal runs, and returns a module. This module gathers a layer's weights before the layer computes, in
+#    forward and again in backward, drops them afterwards, and averages their gradients in a reduce_scatter.
+#    `whole(model)` returns all weights.
+# 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the
+#    reference stands in for what is missing. In a step, a part travels around three times.
+# 3. While a layer computes, the next layer's `ring.all_gather` is under way in a thread of its own, and in backward
+#    that of the layer before.
+# 4. `shard(model, dtype=torch.bfloat16)` sends weights in bfloat16, and computes in float32 with what arrives. The
+#    parts stay float32, and `whole` returns them as they are.
 #
 # ```python
-# import sys, torch, torch.distributed as dist
-# from muon_tutorial import launch
-# sys.path.insert(0, ".")
+# import collections, threading, torch
+# from torch.func import functional_call
+# from muon_tutorial.learn import builds
 #
-# def model():
+# class Layer(torch.nn.Linear):
+#     meets = False
+#     def forward(self, x):
+#         if self.meets:
+#             n = NUMBERS[self.in_features]
+#             meet(f"layer {n}, forward", f"gather {n + 1}, forward")
+#             x = Backward.apply(x, n)
+#         return super().forward(x).tanh()
+#
+# class Backward(torch.autograd.Function):
+#     @staticmethod
+#     def forward(ctx, x, n):
+#         ctx.n = n
+#         return x.clone()
+#     @staticmethod
+#     def backward(ctx, gradient):
+#         meet(f"layer {ctx.n}, backward", f"gather {ctx.n - 1}, backward")
+#         return gradient, None
+#
+# def model(bias=True):
 #     torch.manual_seed(0)
-#     return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.ReLU(), torch.nn.Linear(12, 5))
+#     return torch.nn.Sequential(*(Layer(*shape, bias) for shape in ((8, 12), (12, 16), (16, 5))))
 #
 # def not_whole(saved):
-#     assert sorted(saved.shape) not in ([8, 12], [5, 12]), "a whole weight waits for backward"
+#     assert sorted(saved.shape) not in ([8, 12], [12, 16], [5, 16]), "a whole weight waits for backward"
 #     return saved
 #
-# def compare(rank, ranks):
-#     import zero3  # yours
-#     alone, mine = model(), zero3.shard(model())
-#     most = sum(p.numel() for p in alone.parameters()) / ranks + 4  # four tensors may be padded
+# def three_steps(rank, ranks, dtype=torch.float32):
+#     import zero3  # yours: shard, whole
+#     alone, mine = model(), zero3.shard(model()) if dtype == torch.float32 else zero3.shard(model(), dtype=dtype)
+#     most = sum(p.numel() for p in alone.parameters()) / ranks + 6  # six tensors may be padded
 #     slow, fast = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (alone, mine))
 #     for step in range(3):
 #         assert sum(p.numel() for p in mine.parameters()) <= most, "a rank keeps too much"
 #         torch.manual_seed(step)
 #         x = torch.randn(ranks, 6, 8)
-#         alone(x.flatten(0, 1)).square().mean().backward()
+#         travelled = {name: w + (w.to(dtype) - w).detach() for name, w in alone.named_parameters()}
+#         functional_call(alone, travelled, x.flatten(0, 1)).square().mean().backward()
 #         with torch.autograd.graph.saved_tensors_hooks(not_whole, lambda saved: saved):
 #             loss = mine(x[rank]).square().mean()
 #         loss.backward()
 #         for optimizer in (slow, fast):
 #             optimizer.step()
 #             optimizer.zero_grad()
+#     return alone, mine
+#
+# def compare(alone, mine):
+#     import zero3
 #     for right, found in zip(alone.parameters(), zero3.whole(mine), strict=True):
 #         assert torch.allclose(right, found, atol=1e-5), "weights differ from those of one process"
 #
+# def the_weights_of_one_process_and_a_part_on_each_rank(rank, ranks):
+#     compare(*three_steps(rank, ranks))
+#
+# def all_of_it_travels_on_your_ring(rank, ranks):
+#     nets = []
+#     sent = builds.messages(lambda: nets.extend(three_steps(rank, ranks)))
+#     assert all(to == (rank + 1) % ranks for to, entries in sent), "not on the ring"
+#     around = sum(entries for to, entries in sent) / (ranks - 1) / sum(p.numel() for p in nets[1].parameters())
+#     assert around == 3 * 3, f"in three steps a part travels around {around} times"
+#
+# NUMBERS = {8: 0, 12: 1, 16: 2}
+# begun = collections.defaultdict(threading.Event)
+#
+# def meet(mine, other):
+#     """Go on when the other has begun, too."""
+#     begun[mine].set()
+#     assert begun[other].wait(10), f"{other}: not under way during {mine}"
+#
+# def the_next_gather_is_under_way_while_a_layer_computes(rank, ranks):
+#     ring, net, gathered, Layer.meets = builds.ring, model(bias=False), set(), True
+#     number_of = {-(-layer.weight.numel() // ranks): NUMBERS[layer.in_features] for layer in net}
+#     for edge in ("layer -1, forward", "gather 3, forward", "layer 3, backward"):
+#         begun[edge].set()
+#     def gather(piece, *at, whole=ring.all_gather):
+#         n = number_of[piece.numel()]
+#         way, before = ("backward", n + 1) if n in gathered else ("forward", n - 1)
+#         gathered.add(n)
+#         meet(f"gather {n}, {way}", f"layer {before}, {way}")
+#         return whole(piece, *at)
+#     ring.all_gather = gather
+#     import zero3
+#     zero3.shard(net)(torch.randn(6, 8)).sum().backward()
+#
+# def weights_travel_in_bfloat16_and_are_kept_in_float32(rank, ranks):
+#     ring, dtypes = builds.ring, set()
+#     def gather(piece, *at, whole=ring.all_gather):
+#         dtypes.add(piece.dtype)
+#         return whole(piece, *at)
+#     ring.all_gather = gather
+#     alone, mine = three_steps(rank, ranks, torch.bfloat16)
+#     assert dtypes == {torch.bfloat16}, f"weights travel in {dtypes}"
+#     compare(alone, mine)
+#
 # if __name__ == "__main__":
-#     for ranks in (2, 3):
-#         launch(compare, ranks, args=(ranks,), timeout=10.0)
-#     print("the weights of one process, a part of them on each rank")
+#     builds.run(
+#         the_weights_of_one_process_and_a_part_on_each_rank,
+#         all_of_it_travels_on_your_ring,
+#         the_next_gather_is_under_way_while_a_layer_computes,
+#         weights_travel_in_bfloat16_and_are_kept_in_float32,
+#         uses=("ring",),
+#     )
 # ```
+#
+# </details>
+#
+# <details><summary>A hint for the build: gathers and backward</summary>
+#
+# A `torch.autograd.Function` has a backward of its own, so it can gather in forward and reduce_scatter in backward.
+# `torch.utils.checkpoint` computes a layer again in backward: a second call of your function.
+#
+# </details>
+#
+# <details><summary>A hint for the build: two things at once</summary>
+#
+# `lane = concurrent.futures.ThreadPoolExecutor(1)` calls functions beside your program, in the order in which you
+# submit them. `lane.submit(f, x)` returns at once, and `.result()` of what it returns waits. How does your function
+# know whether it runs in forward or in backward? `checkpoint` calls it twice with the same arguments.
+#
+# </details>
+#
+# <details><summary>A solution of the build, and why it is so</summary>
+#
+# It is `muon_tutorial/learn/builds/reference/zero3.py`. One lane sends everything, the reduce_scatter of backward,
+# too. With a thread for each collective, two of them would share a pair of ranks, and a receive might take the other
+# one's message. Every rank submits in one order, so the first message to come is the one that is expected. It is
+# tempting to begin all gathers at once, but then every rank holds the whole model, which is what ZeRO-3 exists to
+# avoid: one layer ahead suffices. bfloat16 has 8 significant bits. If the part itself were bfloat16, steps of less
+# than about 1/256 of a weight would be rounded away, and training would stand still.
 #
 # </details>
 #

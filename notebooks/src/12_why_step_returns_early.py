@@ -321,16 +321,14 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # In pipeline parallelism each rank holds one layer, a *stage*. Save the following as `test_pipeline.py` in an empty
-# folder, and write `pipeline.py` with `dist.send` and `dist.recv` alone. `step(stage, batches, rank, ranks)` sends each
-# micro-batch, float64 of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; on the last rank,
-# `out.square().sum()` is the loss. Then gradients go back: `y.backward(gradient)` continues
-# with one that has arrived. Predict first which part of the time a rank is idle. (A solution:
-# `tests/learn/builds/pipeline.py`.)
+# folder, and write `pipeline.py` with `dist.send` and `dist.recv` alone. `step(stage, batches, rank, ranks)` sends
+# each micro-batch, float64 of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; on the last rank,
+# `out.square().sum()` is the loss. Then gradients go back: `y.backward(gradient)` continues with one that has
+# arrived. Predict first which part of the time a rank is idle.
 #
 # ```python
-# import sys, time, torch, torch.distributed as dist
-# from muon_tutorial import launch
-# sys.path.insert(0, ".")
+# import time, torch, torch.distributed as dist
+# from muon_tutorial.learn import builds
 #
 # class Layer(torch.nn.Linear):
 #     pause = 0.0
@@ -338,29 +336,48 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 #         time.sleep(self.pause)
 #         return super().forward(x)
 #
-# def compare(rank, ranks, micro):
-#     import pipeline  # yours
+# def each_stage_gets_its_gradient(rank, ranks, pause=0.0):
+#     import pipeline  # yours: step
 #     torch.manual_seed(0)
-#     stages = [Layer(6, 6, dtype=torch.float64) for _ in range(ranks)]
+#     micro, stages = 2 * ranks, [Layer(6, 6, dtype=torch.float64) for _ in range(ranks)]
 #     batches = list(torch.randn(micro, 5, 6, dtype=torch.float64))
 #     for batch in batches:
 #         torch.nn.Sequential(*stages)(batch).square().sum().backward()
-#     stage, Layer.pause = stages[rank], 0.3
+#     stage, Layer.pause = stages[rank], pause
 #     right, stage.weight.grad, stage.bias.grad = stage.weight.grad, None, None
 #     dist.barrier()
 #     begin = time.perf_counter()
 #     pipeline.step(stage, batches if rank == 0 else [None] * micro, rank, ranks)
 #     dist.barrier()
-#     idle = 1 - micro * Layer.pause / (time.perf_counter() - begin)
 #     assert torch.allclose(stage.weight.grad, right), f"the gradient of stage {rank}"
+#     return 1 - micro * pause / (time.perf_counter() - begin) if pause else None
+#
+# def stages_compute_at_the_same_time(rank, ranks):
+#     idle, predicted = each_stage_gets_its_gradient(rank, ranks, pause=0.3), (ranks - 1) / (3 * ranks - 1)
 #     assert idle < 1 - 1 / ranks - 0.1, "only one rank computes at a time"
-#     return idle
+#     return f"(idle {idle:.0%}, predicted {predicted:.0%})"
 #
 # if __name__ == "__main__":
-#     for ranks, micro in (2, 4), (3, 6):
-#         idle = launch(compare, ranks, args=(ranks, micro), timeout=10.0)[0]
-#         print(f"{ranks} ranks, {micro} micro-batches: idle {idle:.0%}, predicted {(ranks - 1) / (micro + ranks - 1):.0%}")
+#     builds.run(each_stage_gets_its_gradient, stages_compute_at_the_same_time)
 # ```
+#
+# </details>
+#
+# <details><summary>A hint for the build: where a gradient comes from</summary>
+#
+# What has been received has no graph, so `requires_grad_()` makes it a leaf, and after backward its `.grad` is what
+# the stage before is waiting for. Keep each pair of input and output until its gradient comes.
+#
+# </details>
+#
+# <details><summary>A solution of the build, and why it is so</summary>
+#
+# It is `muon_tutorial/learn/builds/reference/pipeline.py`. All micro-batches go forward before the first comes back,
+# so a stage computes the next while its neighbour computes this one: with P stages and M micro-batches a rank is idle
+# for P − 1 of M + P − 1 turns. It is tempting to take each micro-batch there and back, because then one pair
+# suffices; but only one rank computes at a time. The price of the solution is memory, M pairs on each rank. A
+# schedule called 1F1B lets gradients come back as soon as the first is ready, which leaves P pairs, with the same
+# idle turns.
 #
 # </details>
 #

@@ -466,7 +466,7 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 print(my_muon.say_yours())
 
 # %% [markdown]
-# <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
+# <details><summary>A build of three hours, without a stub: the whole optimizer</summary>
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
 # -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
@@ -481,6 +481,86 @@ print(my_muon.say_yours())
 # ends with `all weights equal those of torch.optim.Muon, bit by bit`.
 #
 # The repository's `docs/reading.md` names what to read after each lesson.
+#
+# </details>
+#
+# <details><summary>The build that joins all builds: your optimizer on your ZeRO-3 on your ring</summary>
+#
+# Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
+# what is missing), and run this there. ZeRO-3 deals out rows, as tp does. So its ranks are the page's tp, and the
+# page's pieces are ZeRO-3's parts, seen as rows.
+#
+# ```python
+# import torch
+# from torch.distributed.device_mesh import init_device_mesh
+# from muon_tutorial.learn import builds
+#
+# def model():
+#     torch.manual_seed(0)
+#     shapes = (8, 12), (12, 16), (16, 6)
+#     return torch.nn.Sequential(*(torch.nn.Linear(*shape, bias=False) for shape in shapes))
+#
+# def compare(rank, ranks, grid, mine, whole):
+#     from one_page import DistributedMuon  # yours
+#     mesh, alone = init_device_mesh("cpu", grid, mesh_dim_names=("dp", "tp")), model()
+#     shapes = [tuple(w.shape) for w in alone.parameters()]
+#     parts = list(mine.parameters())
+#     pieces = [torch.nn.Parameter(p.detach().view(-1, shape[1])) for p, shape in zip(parts, shapes)]
+#     muon = DistributedMuon([(piece, shape, 0) for piece, shape in zip(pieces, shapes)], mesh)
+#     stock = torch.optim.Muon(alone.parameters(), lr=0.02)
+#     for part, piece in zip(parts, pieces):  # the same memory, in the module and in the optimizer
+#         part.data, part.grad = piece.data.view(part.shape), piece.grad.view(part.shape)
+#     for step in range(5):
+#         torch.manual_seed(step)
+#         x = torch.randn(ranks, 6, 8)
+#         for each in x:
+#             (alone(each).square().mean() / ranks).backward()
+#         mine(x[rank]).square().mean().backward()
+#         stock.step()
+#         muon.step()
+#         stock.zero_grad()
+#         assert all(map(torch.equal, whole(mine), alone.parameters())), f"step {step}: not the bits of one process"
+#     return muon
+#
+# def your_optimizer_alone(rank, ranks):
+#     compare(rank, ranks, (ranks, 1), model(), lambda net: net.parameters())
+#
+# def each_rank_keeps_its_part_of_the_momentum(rank, ranks):
+#     muon = compare(rank, ranks, (ranks, 1), model(), lambda net: net.parameters())
+#     kept, whole = (tensor.untyped_storage().nbytes() for tensor in (muon.momentum, muon.weights))
+#     assert kept * ranks <= whole, "a rank keeps too much"
+#
+# def your_optimizer_on_your_zero3(rank, ranks):
+#     zero3 = builds.zero3
+#     compare(rank, ranks, (1, ranks), zero3.shard(model()), zero3.whole)
+#
+# if __name__ == "__main__":
+#     builds.run(
+#         your_optimizer_alone,
+#         each_rank_keeps_its_part_of_the_momentum,
+#         your_optimizer_on_your_zero3,
+#         ranks=(2,),  # a sum of two is the same in either order
+#         uses=("ring", "zero3"),
+#     )
+# ```
+#
+# </details>
+#
+# <details><summary>A hint for the build: what to write first</summary>
+#
+# Begin with dp = tp = 1, where only the buffer is new: one `own_piece` makes parameters and gradients views of it.
+# Then cut the buffer over dp, and the matrices over tp last. After each, run the test above or a `-k` of the
+# repository's.
+#
+# </details>
+#
+# <details><summary>A solution of the build, and why it is so</summary>
+#
+# It is `scripts/one_page.py`. Parameters and gradients are views of two buffers, so phase 1 and phase 7 are one
+# collective each, and nothing is packed. It is tempting to call `zero_grad()`, as everywhere: it sets each `.grad` to
+# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. On ZeRO-3 the page gathers a
+# matrix over tp in phase 3, on every rank. That is right to the bit and repeats Newton–Schulz on each, which is what
+# the owners of lesson 11 avoid.
 #
 # </details>
 #

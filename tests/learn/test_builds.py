@@ -3,78 +3,169 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from muon_tutorial import LaunchError
+from muon_tutorial.learn import builds
+from muon_tutorial.learn.builds.reference import ring
+from muon_tutorial.learn.my_muon import blocks
+from scripts.files import ROOT
+from scripts.grade import TESTS, main
+from scripts.points import POINTS, points_of
 
-HERE = Path(__file__).resolve().parent
-LESSONS = HERE.parents[1] / "notebooks" / "src"
-PRINTED = {
-    "ring": "all of them, on every ring that was tried",
-    "zero3": "the weights of one process, a part of them on each rank",
-    "pipeline": "3 ranks, 6 micro-batches: idle ",
+REFERENCE = Path(builds.__file__).parent / "reference"
+FILES = {
+    **{name: REFERENCE / f"{name}.py" for name in builds.NAMES},
+    "one_page": ROOT / "scripts/one_page.py",
 }
-"""What the lesson's test prints at last."""
+SOLUTIONS = {name: path.read_text(encoding="utf-8") for name, path in FILES.items()}
 WRONG = {
     "an all_gather that leaves pieces in order of arrival": (
         "ring",
-        ("for place in range(ranks)]\n\n\ndef reduce", "for place in pieces]\n\n\ndef reduce"),
+        "for place in range(ranks)]\n\n\ndef reduce",
+        "for place in pieces]\n\n\ndef reduce",
         "all_gather",
     ),
-    "torch's all_gather in place of the ring": (
+    "torch's reduce_scatter in place of the ring": (
         "ring",
-        ("    pieces = {rank: piece}", "    dist.all_gather([], piece)\n    pieces = {rank: piece}"),
-        "not callable",
+        "    total = pieces[(rank - 1) % ranks]\n",
+        "    dist.reduce_scatter(total := pieces[0].clone(), pieces)\n    return total\n",
+        "reduce_scatter is called",
+    ),
+    "a broadcast from its root to all": (
+        "ring",
+        "    place = (rank - root) % ranks\n",
+        "    if rank == root:\n        return [dist.send(x, to) for to in range(ranks) if to != root] and x\n"
+        "    dist.recv(x := torch.empty_like(x), root)\n    return x\n",
+        "broadcast sends past the next rank",
+    ),
+    "an all_reduce that gathers everything": (
+        "ring",
+        "all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)",
+        "list(sum(all_gather(torch.stack(pieces), rank, ranks)))",
+        "all_reduce sends",
     ),
     "whole weights on every rank": (
         "zero3",
-        ("return Sharded(model)", "return model"),
-        "a rank keeps too much",
+        "return Sharded(model, dtype)",
+        "return model",
+        "keeps too much",
     ),
-    "gradients added up, and not averaged": ("zero3", ("part / len(flat)", "part"), "weights differ"),
+    "gradients added up, and not averaged": ("zero3", " / len(flat)", "", "weights differ"),
     "weights kept from forward to backward": (
         "zero3",
-        ("checkpoint(self.run, layer, shapes, x, use_reentrant=False)", "self.run(layer, shapes, x)"),
+        "checkpoint(self.run, number, iter((1, -1)), x, use_reentrant=False)",
+        "self.run(number, iter((1, -1)), x)",
         "a whole weight waits for backward",
     ),
-    "the last micro-batch alone": ("pipeline", ("in pairs:", "in pairs[-1:]:"), "the gradient of stage"),
+    "torch's reduce_scatter in place of the reader's": (
+        "zero3",
+        "return begin(ring.reduce_scatter, list(flat)).result()",
+        "dist.reduce_scatter(part := flat[0].clone(), list(flat))\n        return part",
+        "reduce_scatter is called",
+    ),
+    "no gather ahead in backward": ("zero3", "iter((1, -1))", "iter((1, 9))", "backward: not under way"),
+    "a gather that is over before the layer computes": (
+        "zero3",
+        "        self.begin(then, dtype)\n",
+        "        self.begin(then, dtype)\n        [each.result() for each in self.coming.get(then, ())]\n",
+        "layer 0, forward: not under way",
+    ),
+    "weights that travel in float32": (
+        "zero3",
+        "self.dtype, then",
+        "torch.float32, then",
+        "weights travel in",
+    ),
+    "parts kept in bfloat16": ("zero3", "()].clone()", "()].to(dtype).float()", "weights differ"),
+    "the last micro-batch alone": ("pipeline", "in pairs:", "in pairs[-1:]:", "the gradient of stage"),
     "a micro-batch goes back before the next one comes": (
         "pipeline",
-        (
-            "def step(stage, batches, rank, ranks):",
-            "def step(stage, batches, *at):\n    for each in batches:\n        one(stage, [each], *at)\n\n\n"
-            "def one(stage, batches, rank, ranks):",
-        ),
+        "def step(stage, batches, rank, ranks):",
+        "def step(stage, batches, *at):\n    for each in batches:\n        one(stage, [each], *at)\n\n\n"
+        "def one(stage, batches, rank, ranks):",
         "only one rank computes at a time",
+    ),
+    "gradients of one dp rank alone": (
+        "one_page",
+        "dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)",
+        "grad.copy_(self.grads[self.slice])",
+        "step 0: not the bits",
+    ),
+    "momentum kept on every rank": (
+        "one_page",
+        "self.weights.new_zeros(size)",
+        "self.weights.new_zeros(self.dp, size)[self.dp_group.rank()]",
+        "a rank keeps too much",
+    ),
+    "each part orthogonalized alone": (
+        "one_page",
+        "X = self.gather_over_tp(matrix, x)",
+        "X = self.own_piece(matrix, x).repeat(self.tp, 1)",
+        "your_optimizer_on_your_zero3",
     ),
 }
 
 
-def run_build(build: str, solution: str) -> None:
-    """Run the lesson's test of a build, with this text as the reader's file."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(LESSONS.glob("*.py")))
-    blocks = re.findall(r"^# ```python\n(.*?)^# ```$", text, re.DOTALL | re.MULTILINE)
-    (block,) = (it for it in blocks if f"import {build}  # yours" in it)
-    reader = ModuleType(build)
-    exec(solution, reader.__dict__)
-    names: dict[str, Any] = {"__name__": "__main__", build: reader}
-    exec(re.sub(r"^# ?| +import \w+  # yours.*", "", block, flags=re.MULTILINE), names)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
 
 
-@pytest.mark.parametrize("build", PRINTED)
-def test_the_lessons_test_accepts_a_solution(build: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run_build(build, (HERE / "builds" / f"{build}.py").read_text(encoding="utf-8"))
-    assert capsys.readouterr().out.splitlines()[-1].startswith(PRINTED[build])
+@pytest.mark.parametrize("build", SOLUTIONS)
+def test_the_lessons_test_accepts_a_solution(
+    build: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / f"{build}.py").write_text(SOLUTIONS[build], encoding="utf-8")
+    exec(TESTS[build], {"__name__": "__main__"})
+    lines = capsys.readouterr().out.splitlines()
+    assert POINTS["Hard"] * sum(line.startswith("green ") for line in lines) == points_of(TESTS[build])
 
 
 @pytest.mark.parametrize("slip", WRONG)
-def test_the_lessons_test_says_what_is_wrong(slip: str) -> None:
-    build, (old, new), says = WRONG[slip]
-    right = (HERE / "builds" / f"{build}.py").read_text(encoding="utf-8")
-    assert old in right
+def test_the_lessons_test_says_what_is_wrong(slip: str, folder: Path) -> None:
+    build, old, new, says = WRONG[slip]
+    assert old in SOLUTIONS[build]
+    (folder / f"{build}.py").write_text(SOLUTIONS[build].replace(old, new), encoding="utf-8")
     with pytest.raises(LaunchError, match=says):
-        run_build(build, right.replace(old, new))
+        exec(TESTS[build].replace("wait(10)", "wait(3)"), {"__name__": "__main__"})
+
+
+def test_a_build_is_completed_by_the_reference_and_a_line_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "ring.py").write_text("def all_gather(): return 'mine'\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "ring", ring)
+    found = builds.completed.__wrapped__("ring")
+    assert (found.all_gather(), found.all_reduce) == ("mine", ring.all_reduce)
+    line = "ring.py, yours: all_gather; from the reference: reduce_scatter, all_reduce, broadcast, all_to_all"
+    assert builds.say_whose("ring") == line
+
+
+def test_grades_are_points_of_right_answers_and_green_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = blocks.reference()[1]
+    right = blocks.HEAD + "".join(f"\n\n{kept[name]}" for name in ("newton_schulz", "save", "load"))
+    hand_ins = {
+        "right": (right, SOLUTIONS["ring"]),
+        "empty": ("", ""),
+        "wrong": (right.replace("X.norm()", "X.sum()"), SOLUTIONS["ring"].replace("isend(x", "isend(x + 1")),
+    }
+    for name, texts in hand_ins.items():
+        (tmp_path / name).mkdir()
+        for file, text in zip(("my_muon", "ring"), texts, strict=True):
+            (tmp_path / name / f"{file}.py").write_text(text, encoding="utf-8")
+    main([str(tmp_path / name) for name in hand_ins])
+    said = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if not line.startswith(" ")}
+    assert rows["right"] == ["4", "12", "0", "0", "0", "16"]
+    assert rows["empty"] == ["0"] * 6
+    assert rows["wrong"] == ["2", "0", "0", "0", "0", "2"]
+    assert re.search(r"^    newton_schulz: .*\n    ring: .*all_gather", said, re.MULTILINE)

@@ -17,13 +17,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 from scripts.notebook_guards import Problem
+from scripts.points import HEADER as HEADER
 
 Answers = Mapping[str, Sequence[str]]
 """For each predicted name, patterns (regular expressions) that would give its answer away."""
 
-HEADER = re.compile(
-    r"^\*(Easy|Medium|Hard) · (\d+) minutes? · (required|optional)( · par \d+ [^*]+)?\*$", re.MULTILINE
-)
 WORDS = 60
 """The most words that a question on the first screen may have."""
 FOLD = '<details class="answer">'

@@ -119,6 +119,9 @@ _READING = """\
 READING = {number: f"[{name}](https://{address})" for number, name, address in rows(_READING)}
 """What to read after each lesson, by its number. ``docs/reading.md`` says why, and names more."""
 
+BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one_page": ("16", 180)}
+"""The builds without a stub, by the file that they make: the lesson, and about how many minutes."""
+
 PATHS = (
     CoursePath(
         "Ninety minutes",
@@ -137,9 +140,10 @@ PATHS = (
     CoursePath(
         "From a blank file",
         ("03", "11", "12", "16"),
-        "No stubs. Write a ring's collectives (03), ZeRO-3 (11), a pipeline (12) and the whole optimizer"
-        " (16), each in an empty file, until its test passes. You need what 00, 04, 06 and 09 teach.",
-        and_then=300,
+        "No stubs. Write a ring's collectives (03), ZeRO-3 on your ring (11), a pipeline (12) and the whole"
+        " optimizer (16), each in an empty file, until its test passes. The last test joins them. You need"
+        " what 00, 04, 06 and 09 teach.",
+        and_then=sum(minutes for _, minutes in BUILDS.values()),
     ),
     CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
 )

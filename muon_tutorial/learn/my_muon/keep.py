@@ -55,7 +55,7 @@ def keep(answers: Mapping[str, Any], folder: Path | None = None) -> str:
     try:
         lessons = reference()[1]
         found = {n: Block(lessons[n].lesson, n, source_with_helpers(n, f)) for n, f in answers.items()}
-        if wrong := next(filter(None, map(problem_of, found.values())), None) or _try_on_ranks(found):
+        if wrong := next(filter(None, map(problem_of, found.values())), None) or try_on_ranks(found):
             raise NotKeptError(wrong)
         _write(path, reduce(with_block, found.values(), _read(path)))
     except (NotKeptError, BrokenFileError, OSError) as error:
@@ -79,7 +79,7 @@ def _write(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
+def try_on_ranks(found: Mapping[str, Block]) -> str | None:
     """What goes wrong on four ranks with the complete file, if it has these blocks. None if nothing does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE

@@ -1,0 +1,89 @@
+"""Builds: exercises without a stub. Runs a build's test in stages, and completes files by references.
+
+``from muon_tutorial.learn.builds import ring`` is the ``ring.py`` of the current folder. What it lacks comes
+from ``reference/ring.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from ...launching.launch import launch
+from ..exercises.on_real_ranks import watching
+
+NAMES = {
+    "ring": ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"),
+    "zero3": ("shard", "whole"),
+    "pipeline": ("step",),
+}
+"""What each build must define."""
+_COLLECTIVE = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|batch_")
+
+
+def __getattr__(build: str) -> ModuleType:
+    if build in NAMES:
+        return completed(build)
+    raise AttributeError(f"module {__name__!r} has no attribute {build!r}")
+
+
+@cache
+def completed(build: str) -> ModuleType:
+    """The reader's build in the current folder, with the reference's functions in place of missing ones."""
+    mine, path = ModuleType(build), Path.cwd() / f"{build}.py"
+    if path.exists():
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), mine.__dict__)
+    reference = importlib.import_module(f"{__name__}.reference.{build}")
+    for name in NAMES[build]:
+        mine.__dict__.setdefault(name, getattr(reference, name))
+    sys.modules[build] = mine  # so that a plain import finds the same module
+    return mine
+
+
+def say_whose(build: str) -> str:
+    """One line that says which functions of a build are the reader's, and which are the reference's."""
+    path = Path.cwd() / f"{build}.py"
+    tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+    defined = {getattr(node, "name", "") for node in tree.body}
+    yours = [name for name in NAMES[build] if name in defined]
+    others = [name for name in NAMES[build] if name not in defined]
+    said = {"yours": yours, "from the reference": others}
+    return f"{build}.py, " + "; ".join(f"{who}: {', '.join(names)}" for who, names in said.items() if names)
+
+
+def run(*stages: Callable[[int, int], Any], ranks: Sequence[int] = (2, 3), uses: Sequence[str] = ()) -> None:
+    """Run each stage of a test as ``stage(rank, ranks)`` on real ranks, and print a line when it is green.
+
+    ``uses``: the earlier builds that the test needs. Raises LaunchError at the first stage that fails.
+    """
+    for build in uses:
+        print(say_whose(build))
+    for place, stage in enumerate(stages, 1):
+        for count in ranks:
+            said = launch(stage, count, args=(count,), timeout=20.0, limit=100.0)[0] or ""
+        print(f"green {place}/{len(stages)}: {stage.__name__.replace('_', ' ')} {said}".rstrip())
+
+
+def messages(work: Callable[[], object]) -> list[tuple[int | None, int]]:
+    """Call ``work`` on a rank; return its messages: to which rank, how many entries. Collectives raise."""
+    sent: list[tuple[int | None, int]] = []
+
+    def see(call: Callable[..., Any], x: Any, dst: int | None = None, *args: Any, **named: Any) -> Any:
+        sent.append((named.get("group_dst") if dst is None else dst, x.numel()))
+        return call(x, dst, *args, **named)
+
+    def refuse(call: Callable[..., Any], *_: Any, **__: Any) -> None:
+        raise AssertionError(f"{call.__name__} is called: send, isend, recv and irecv are enough")
+
+    with watching(see, "send", "isend"), watching(refuse, *filter(_COLLECTIVE.match, dir(dist))):
+        work()
+    return sent

@@ -1,0 +1,71 @@
+"""Grades hand-ins: tries each student's ``my_muon.py`` and builds, and prints a table of points.
+
+    python scripts/grade.py hand-ins/*/
+
+It executes the students' code, so run it where nothing can be lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from muon_tutorial.learn.course.series import BUILDS
+from muon_tutorial.learn.my_muon import blocks, keep
+from scripts.files import ROOT
+from scripts.points import POINTS, exercises_of, points_of, test_of
+
+TESTS = {build: test_of(build, lesson) for build, (lesson, _) in BUILDS.items()}
+
+
+def try_build(build: str, folder: Path) -> tuple[int, str]:
+    """Run a build's test in a student's folder: the points of its green stages, and what went wrong."""
+    if not (folder / f"{build}.py").exists():
+        return 0, ""
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    start = [sys.executable, "-c", TESTS[build]]
+    run = subprocess.run(start, cwd=folder, env=environ, capture_output=True, text=True)
+    wrong = re.search(r"^.*(?:raised \w+|Error): .*", run.stderr, re.MULTILINE)
+    return POINTS["Hard"] * run.stdout.count("green "), f"{build}: {wrong[0]}" if wrong else ""
+
+
+def answers() -> dict[tuple[str, ...], int]:
+    """The points of each exercise whose functions my_muon.py keeps, by their names."""
+    kept = blocks.reference()[1]
+    lessons = dict.fromkeys(block.lesson for block in kept.values())
+    stubs = [each for lesson in lessons for each in exercises_of(lesson)]
+    named = {tuple(name for name in kept if f"def {name}(" in stub): points for stub, points in stubs}
+    return {names: points for names, points in named.items() if names}
+
+
+def try_my_muon(folder: Path) -> tuple[int, str]:
+    """The points of a student's my_muon.py, each answer tried in the reference; and what went wrong."""
+    mine, points = keep.read_mine(folder), 0
+    wrong = list(mine.problems)
+    for names, worth in answers().items():
+        if set(names) <= set(mine.blocks):
+            problem = keep.try_on_ranks({name: mine.blocks[name] for name in names})
+            points += 0 if problem else worth
+            wrong += [f"{', '.join(names)}: {problem}"] if problem else []
+    return points, "; ".join(wrong)
+
+
+def main(folders: list[str]) -> None:
+    """Print a row for each folder; below it, what went wrong."""
+    most = [sum(answers().values()), *map(points_of, TESTS.values())]
+    for name, cells in (("", ["my_muon", *BUILDS, "points"]), ("at most", [*most, sum(most)])):
+        print(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells))
+    for folder in map(Path, folders):
+        tried = [try_my_muon(folder), *(try_build(build, folder) for build in BUILDS)]
+        points = [each for each, _ in tried]
+        print(f"{folder.name:<24}" + "".join(f"{cell:>10}" for cell in (*points, sum(points))))
+        print("".join(f"    {wrong}\n" for _, wrong in tried if wrong), end="")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
