@@ -262,3 +262,59 @@ def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) ->
     modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]
     used_names = {target.split(".")[0] for module in modules for _, _, target in imported(module)}
     assert used_names - mine - declared(*extras) == set()
+
+
+PLANTED = {
+    "from a floor above": ("plan/x.py", "from muon_tutorial.engine import travel"),
+    "by a relative import of the parent": ("engine/__init__.py", "from .. import optimizer"),
+    "inside a function": ("newton_schulz.py", "def f():\n    import muon_tutorial.engine.hops"),
+    "from the public surface": ("training/x.py", "from muon_tutorial import Muon"),
+    "from a script": ("learn/x.py", "import scripts.distributed_muon"),
+    "of the lab by the optimizer": ("cli.py", "from scripts.lab import faults"),
+    "of the course by the optimizer": ("cli.py", "from .learn.course import series"),
+    "data moved through an alias": ("training/x.py", "import torch.distributed as dist\ndist.all_reduce(t)"),
+    "data moved through a name": ("optimizer/x.py", "from torch.distributed import broadcast as b\nb(t, 0)"),
+    "data moved by the full name": (
+        "optimizer/x.py",
+        "import torch.distributed\ntorch.distributed.send(t, 1)",
+    ),
+    "a function of collectives handed on": ("learn/x.py", "from torch import distributed as d\nf = d.isend"),
+    "a process started": ("learn/x.py", "import subprocess\nsubprocess.run(['true'])"),
+    "a process stopped": ("training/x.py", "from os import killpg\nkillpg(1, 9)"),
+    "processes from torch": ("worlds/live.py", "import torch.multiprocessing as mp\nmp.spawn(f)"),
+    "a process group in the engine": ("engine/x.py", "import torch.distributed as dist"),
+    "the environment by name": ("optimizer/x.py", "from os import environ\nenviron.get('RANK')"),
+    "a module without a floor": ("helpers.py", "x = 1"),
+}
+
+
+ALLOWED = {
+    "downward": ("engine/x.py", "from muon_tutorial.plan.layout import Box\nfrom ..errors import GridError"),
+    "the same floor": ("evidence/x.py", "from muon_tutorial.parameters import on_meshes"),
+    "submodules through the package": ("training/x.py", "from muon_tutorial import errors, plan"),
+    "the surface from learn": ("learn/x.py", "from muon_tutorial import Muon"),
+    "data moved by the live world": ("worlds/live.py", "import torch.distributed as d\nd.all_reduce(t)"),
+    "groups made elsewhere": (
+        "callbacks/x.py",
+        "import torch.distributed as d\nd.get_process_group_ranks(g)",
+    ),
+    "processes from the campaign": ("../scripts/lab/faults/x.py", "import os\nos.kill(1, 0)\nos.environ"),
+    "both other houses from the lab": (
+        "../scripts/lab/x.py",
+        "from muon_tutorial import Muon\nimport muon_tutorial.learn.pictures\nfrom scripts import files",
+    ),
+    "processes from launch": ("launching/x.py", "import os, subprocess\nos.fork()\nos.environ"),
+    "a look at a process class": ("learn/x.py", "import subprocess\nisinstance(p, subprocess.Popen)"),
+    "namesakes": ("engine/travel.py", "def gather(x): ...\ngather(1)\nimport os.path\nos.path.join('a')"),
+}
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *ALLOWED])
+def test_a_planted_violation_is_caught_and_what_is_allowed_passes(tmp_path: Path, name: str) -> None:
+    path, source = {**PLANTED, **ALLOWED}[name]
+    file = tmp_path / PACKAGE / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source, encoding="utf-8")
+    found = violations(tmp_path)
+    assert bool(found) == (name in PLANTED)
+    assert all(line.startswith(f"{PACKAGE}/{path}:") for line in found)
