@@ -487,8 +487,8 @@ print(my_muon.say_yours())
 # <details><summary>The build that joins all builds: your optimizer on your ZeRO-3 on your ring</summary>
 #
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
-# what is missing), and run this there. ZeRO-3 deals out rows, as tp does. So its ranks are the page's tp, and the
-# page's pieces are ZeRO-3's parts, seen as rows.
+# what is missing). Save this there as `test_all.py`, and run it. ZeRO-3 deals out rows, as tp does. So its ranks are
+# the page's tp, and the page's pieces are ZeRO-3's parts, seen as rows.
 #
 # ```python
 # import torch

@@ -52,7 +52,7 @@ def completed(build: str) -> ModuleType:
 def say_whose(build: str) -> str:
     """One line that says which functions of a build are the reader's, and which are the reference's."""
     path = Path.cwd() / f"{build}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+    tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "", str(path))
     defined = {getattr(node, "name", "") for node in tree.body}
     yours = [name for name in NAMES[build] if name in defined]
     others = [name for name in NAMES[build] if name not in defined]
