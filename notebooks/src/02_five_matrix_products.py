@@ -30,7 +30,6 @@ lesson.hero()
 # - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [The Polar Express](https://arxiv.org/abs/2505.16932)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -415,3 +414,5 @@ print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 
 # %% [markdown]
 # Before several processes can share this work they must send tensors, and the next lesson asks what that costs.
+#
+# *Read on:* [The Polar Express](https://arxiv.org/abs/2505.16932)

@@ -32,7 +32,6 @@ lesson.hero()
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -503,3 +502,5 @@ lesson.draw_update("real matrix, gathered first", result, turned, "shards_alone-
 
 # %% [markdown]
 # The next lesson asks how, in a whole step, every matrix finds its way back to its ranks.
+#
+# *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)
