@@ -494,7 +494,7 @@ recorded.check(with_window_3)
 print(lesson.say_gains(recording, recorded.accepted_or(lesson.with_window_3)))
 
 # %% [markdown]
-# Two times are right. In the other rows ranks share cores or link, which the timed world counts:
+# Yours is right in two of these. In the others ranks share cores or link, which the timed world counts:
 
 # %%
 expected = lesson.predict_recorded(recording)

@@ -289,8 +289,8 @@ compare({"few": few, "many": many}, {"few": lesson.within(far=False), "many": le
 # </details>
 
 # %% [markdown]
-# Up to 32 GPUs it is at most 1.5 times off, but on 128 it is 2.7 and 4.3 times too slow. So at 16,384, trust what it
-# counts, such as idle owners and bytes, and no smaller difference in seconds.
+# Up to 32 GPUs it is at most 1.5 times off, but on 128 it says 2.7 and 4.3 times too much. So at 16,384, trust what it
+# counts, such as idle owners and bytes, but no difference in seconds that is smaller than that.
 #
 # <details><summary>Sources, and worse rows</summary>
 #
