@@ -2,9 +2,9 @@
 
     python scripts/series.py
 
-These are the list of links and the set-up cell in each text of ``notebooks/src``, the table of lessons in the
-README, minutes and points in ``docs/publishing.md``, and ``notebooks/GLOSSARY.md``. A notebook whose text has
-changed must then be built again.
+These are the list of links, the set-up cell and the last line of each text of ``notebooks/src``, the table
+of lessons in the README, minutes and points in ``docs/publishing.md``, and ``notebooks/GLOSSARY.md``. A
+notebook whose text has changed must then be built again.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _SETUP_CELL = re.compile(r'^# %% tags=\["setup".*?(?=^# %%)', re.MULTILINE | re.
 _LINKS = re.compile(r"^# (?:- )?\*Previous:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _COLAB = re.compile(r"^#\n# \*In Colab:.*?\n(?=#?\n)", re.MULTILINE | re.DOTALL)
 _COUNTED = re.compile(r"^\| (\d\d(?:, \d\d)*|`\w+\.py`) \| [\d +]* \| [\d +]* \|", re.MULTILINE)
+_READ_ON = re.compile(r"\n#\n# \*Read on:.*\n\Z")
 _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -54,7 +55,7 @@ def setup() -> str:
 
 
 def with_series(text: str, lesson: series.Lesson) -> str:
-    """A lesson's text with its current list of links and set-up cell.
+    """A lesson's text with its current list of links, set-up cell and last line, which says what to read.
 
     A set-up cell tagged ``hero`` keeps its place, and its last lines show the lesson's picture.
 
@@ -65,6 +66,7 @@ def with_series(text: str, lesson: series.Lesson) -> str:
         raise UsageError(f"the text of lesson {lesson.number} has no list of links or no `parameters` cell")
     links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
     text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
+    text = f"{_READ_ON.sub('', text).rstrip()}\n#\n# {series.read_on(lesson)}\n"
     if HERO_HEAD in text:
         cell = f"{HERO_HEAD}{setup()}{series.hero_lines(lesson)}\n"
         return _SETUP_CELL.sub(lambda _: cell, text)

@@ -30,7 +30,6 @@ lesson.hero()
 # - *Previous:* none, this is the first.
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Kimi K2, section 2.1](https://arxiv.org/abs/2507.20534)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -249,3 +248,5 @@ lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
 # The next lesson asks why Muon orthogonalizes a gradient at all.
+#
+# *Read on:* [Kimi K2, section 2.1](https://arxiv.org/abs/2507.20534)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [00 · What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
 # - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Muon](https://kellerjordan.github.io/posts/muon/)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -471,3 +470,5 @@ print("the same as torch's, to the last bit:", mine == torchs)
 
 # %% [markdown]
 # The next lesson asks how a few matrix products, without an SVD, find nearly this update.
+#
+# *Read on:* [Muon](https://kellerjordan.github.io/posts/muon/)

@@ -30,7 +30,6 @@ lesson.hero()
 # - *Previous:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [The Polar Express](https://arxiv.org/abs/2505.16932)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -408,10 +407,31 @@ print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
 print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
-# Do all values keep to your bounds?
+# Your bounds are for values that begin at 0.01 or above. How many of X's keep to them, the quieter ones included?
+#
+# *Easy · 1 minute · required*
+
+# %% tags=["stub", "predict"]
+keep = ...  # of len(S) values
 
 # %% tags=["answer"]
-print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
+low, high = lesson.bounds_after(steps)
+print(lesson.say_bounds(X, Y, (low, high)))
+values = torch.linalg.svdvals(Y)
+compare({"keep": keep}, {"keep": int(((values > low - 1e-6) & (values < high + 1e-6)).sum())})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# All of them, in this matrix: even those that begin a little below 0.01 get past the lower bound.
+#
+# ```python
+# keep = len(S)
+# ```
+#
+# </details>
 
 # %% [markdown]
 # Before several processes can share this work they must send tensors, and the next lesson asks what that costs.
+#
+# *Read on:* [The Polar Express](https://arxiv.org/abs/2505.16932)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [The ring, piece by piece](https://andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -565,3 +564,5 @@ lesson.explore_sum(total, live=widgets)
 
 # %% [markdown]
 # The next lesson asks how the first distributed Muon shared Newton–Schulz with such calls.
+#
+# *Read on:* [The ring, piece by piece](https://andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/)

@@ -32,7 +32,6 @@ lesson.hero()
 # - *Previous:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Longest first](https://doi.org/10.1137/0117039)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 04` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -465,3 +464,5 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 
 # %% [markdown]
 # Only the work was shared, so the next lesson asks how each rank can keep a share of the momentum, too.
+#
+# *Read on:* [Longest first](https://doi.org/10.1137/0117039)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [ZeRO](https://arxiv.org/abs/1910.02054)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -392,7 +391,13 @@ quiz.check(answers)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# With your function each rank cuts its part of C out of its slice, and all parts go to all ranks:
+# With your function each rank cuts its part of C out of its slice, and all parts go to all ranks. How many entries
+# does each rank bring?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+parts = ...  # a number for each rank along dp; lesson.slice_length(plan, meta.bucket_idx): of each slice
 
 # %%
 def collect(place):
@@ -404,9 +409,26 @@ def collect(place):
 
 # %%
 collected = launch(collect, dp, backend=backend)
-print(f"parts of {meta.name}:", [len(part) for part in collected[0]])
 print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
+
+# %% tags=["answer"]
+compare({"parts": parts}, {"parts": [len(part) for part in collected[0]]})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A rank brings nothing if its slice ends before C begins.
+#
+# ```python
+# length = lesson.slice_length(plan, meta.bucket_idx)
+# ends = [local_range(meta.global_range, place, length) for place in range(dp)]
+# parts = [stop - start for start, stop in ends]
+# ```
+#
+# </details>
 
 # %% [markdown]
 # Real jobs also cut matrices, which gives a rank two kinds of neighbours, so the next lesson asks which ranks belong
 # together.
+#
+# *Read on:* [ZeRO](https://arxiv.org/abs/1910.02054)

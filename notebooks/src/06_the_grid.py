@@ -30,7 +30,6 @@ lesson.hero()
 # - *Previous:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Next:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Megatron-LM, appendix B.1](https://arxiv.org/abs/1909.08053)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -444,12 +443,32 @@ quiz.check(measured)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own:
+# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own. Whose numbers
+# has the last rank at the end?
+#
+# *Easy · 2 minutes · required*
 
-# %% tags=["ranks"]
+# %% tags=["stub", "predict"]
+heard = ...  # such as "0, 1"
+
+# %% tags=["answer", "ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
 rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
 print(*rings, sep="\n")
+compare({"heard": heard}, {"heard": rings[-1].rpartition(" of ")[2]})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A ring stays inside its group, and a dp group is a column of the grid.
+#
+# ```python
+# heard = ", ".join(str(rank) for rank in range(tp - 1, dp * tp, tp))
+# ```
+#
+# </details>
 
 # %% [markdown]
 # The next lesson asks what each of the two axes cuts.
+#
+# *Read on:* [Megatron-LM, appendix B.1](https://arxiv.org/abs/1909.08053)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [When dp or tp pays off](https://jax-ml.github.io/scaling-book/training)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -436,7 +435,12 @@ quiz.check(answers)
 # ## Your cuts, in training
 #
 # On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and notes on
-# each piece how it was cut, for Muon:
+# each piece how it was cut, for Muon. Which ranks end with rank 0's weights, to the bit?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+alike = ...  # a list of ranks
 
 # %%
 def train(rank):
@@ -449,11 +453,23 @@ def train(rank):
 
 kept = launch(train, dp * tp, backend=backend)
 
-# %%
-lesson.picture_of_kept(dp, tp, kept)
+# %% tags=["answer"]
+same = [rank for rank, it in enumerate(kept) if all(map(torch.equal, it.weights, kept[0].weights))]
+compare({"alike": alike}, {"alike": same}, lesson.picture_of_kept(dp, tp, kept))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# They hold the same piece, and reduce_scatter adds their gradients before any of them steps.
+#
+# ```python
+# alike = list(range(0, dp * tp, tp))
+# ```
+#
+# </details>
 
 # %% [markdown]
-# Along dp the weights are equal to the bit, although the data differed. Ask your function about an entry:
+# Ask your function about an entry:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -466,3 +482,5 @@ print("entries of momentum by rank, without padding:", [mine.entries for mine in
 
 # %% [markdown]
 # The next lesson asks what happens if each rank orthogonalizes its piece alone, without a message.
+#
+# *Read on:* [When dp or tp pays off](https://jax-ml.github.io/scaling-book/training)

@@ -32,7 +32,6 @@ lesson.hero()
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -499,12 +498,32 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# Where does this update act?
+# Which shares will your `shares` find on the diagonal, beside it and outside?
+#
+# *Easy · 1 minute · required*
 
-# %% tags=["volatile"]
+# %% tags=["stub", "predict"]
+spread = ...  # such as [0.5, 0.3, 0.2]
+
+# %% tags=["answer", "volatile"]
 repaired = repaired.double()
 result, turned = lesson.compare(repaired, gradient), lesson.in_directions(repaired, gradient)
-lesson.draw_update("real matrix, gathered first", result, turned, "shards_alone-repaired")
+picture = lesson.draw_update("real matrix, gathered first", result, turned, "shards_alone-repaired")
+found = [abs(round(part, 2)) for part in where.accepted_or(lesson.energy_shares)(turned)]
+compare({"spread": spread}, {"spread": found}, picture)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Newton–Schulz saw the whole matrix, so it moved singular values and no directions.
+#
+# ```python
+# spread = [1.0, 0.0, 0.0]
+# ```
+#
+# </details>
 
 # %% [markdown]
 # The next lesson asks how, in a whole step, every matrix finds its way back to its ranks.
+#
+# *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)

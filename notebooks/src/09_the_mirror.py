@@ -32,7 +32,6 @@ lesson.hero()
 # - *Previous:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Muon is Scalable, section 2.3](https://arxiv.org/abs/2502.16982)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -369,7 +368,7 @@ stepped.check(my_step)
 
 # %% tags=["stub"]
 answers = {
-    "requests": ...,  # how many requests does rank 0 make? (here.diaries[0].sent)
+    "requests": ...,  # how many requests does rank 0 make, tp gathers counted one by one?
     "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
 }
 
@@ -400,19 +399,37 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# In one process, `torch.optim.Muon` gets the mean of the same gradients:
+# In one process, `torch.optim.Muon` gets the mean of the same gradients. How many entries of its weights differ from
+# yours?
+#
+# *Easy · 1 minute · required*
 
-# %%
+# %% tags=["stub", "predict"]
+differ = ...
+
+# %% tags=["answer"]
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
 alone = lesson.step_alone(gradients, seed)
-print("entries that differ:", lesson.different_bits(after, alone))
+compare({"differ": differ}, {"differ": lesson.different_bits(after, alone)})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Every matrix was whole when Newton–Schulz met it, and the gradients, the only sums, were the same.
+#
+# ```python
+# differ = 0
+# ```
+#
+# </details>
 
 # %% [markdown]
-# The bits agree because every matrix was whole when Newton–Schulz met it. Now `my_muon.py` takes two steps on each of
-# three grids:
+# Now `my_muon.py` takes two steps on each of three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())
 
 # %% [markdown]
 # Your step is right to the bit, and the next lesson asks what it costs.
+#
+# *Read on:* [Muon is Scalable, section 2.3](https://arxiv.org/abs/2502.16982)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Sharded matrices](https://jax-ml.github.io/scaling-book/sharding)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -340,12 +339,32 @@ print(lesson.say_counted(counted))
 print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent for phase, sent in yours.items()})
 
 # %% [markdown]
-# And what it keeps:
+# Which strategies keep half of AdamW's state?
+#
+# *Easy · 1 minute · required*
 
-# %%
+# %% tags=["stub", "predict"]
+halves = ...  # a list of names, as in the first column
+
+# %% tags=["answer"]
 for name, found in counted[0].items():
     print(f"{name:16} keeps {found.state:,} bytes on rank 0")
-print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} bytes")
+adamw = lesson.adamw_bill(plans["zero1"]).state
+print(f"{'AdamW, ZeRO-1':16} keeps {adamw:,} bytes")
+compare({"halves": halves}, {"halves": [name for name, found in counted[0].items() if 2 * found.state == adamw]})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# `zero1` divides one moment by dp, where ZeRO-1's AdamW divides two. The others keep the momentum as the weights lie.
+#
+# ```python
+# halves = ["zero1", "zero1, boundary"]
+# ```
+#
+# </details>
 
 # %% [markdown]
 # Your bill holds for cuts that this package knows, and the next lesson asks how you plug in your own.
+#
+# *Read on:* [Sharded matrices](https://jax-ml.github.io/scaling-book/sharding)

@@ -30,7 +30,6 @@ lesson.hero()
 # - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [PyTorch FSDP](https://arxiv.org/abs/2304.11277)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -348,6 +347,41 @@ by_work = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% [markdown]
+# ## What ZeRO-3's gathers cost
+#
+# ZeRO-3 gathers each layer's weights in forward, and again in backward. ZeRO-1 gathers new weights once a step. What
+# does a rank send?
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def sent(entries, ranks, item):
+    # entries: of all weights; item: bytes of an entry, of weights and of gradients
+    return {"ZeRO-1": ..., "ZeRO-3": ...}  # bytes in one training step on a ring, gradients included
+
+# %%
+shards = lesson.check_sent()
+shards.check(sent)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A reduce_scatter or an all_gather sends all shares but one, `(ranks - 1) / ranks` of the entries. ZeRO-1 needs one of
+# each, and ZeRO-3 gathers once more. For that, ZeRO-3 cuts the memory of weights and gradients by `ranks`, too.
+#
+# ```python
+# def sent(entries, ranks, item):
+#     once = (ranks - 1) * entries * item // ranks
+#     return {"ZeRO-1": 2 * once, "ZeRO-3": 3 * once}
+# ```
+#
+# </details>
+
+# %%
+for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
+    print(f"{name}, 8 billion bfloat16 entries over 64 ranks: {size / 1e9:.1f} GB")
+
+# %% [markdown]
 # <details><summary>A build of two and a half hours, without a stub: ZeRO-3 on your ring</summary>
 #
 # Save the following as `test_zero3.py` beside your `ring.py` and run it with `python test_zero3.py`. It fails,
@@ -525,32 +559,53 @@ lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% tags=["stub"]
 answers = {
-    "fewest": ...,  # how many rows of the first matrix had the rank with the fewest? (found.rows)
+    "empty": ...,  # nine rows over eight ranks, cut as torch.chunk does: how many ranks have none?
     "step": ...,  # in which step did the gathered gradient first go badly wrong?
 }
 
 # %%
-lesson.quiz(found.rows).check(answers)
+lesson.quiz().check(answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# answers = {"fewest": min(found.rows), "step": 2}
+# answers = {"empty": 8 - len(torch.arange(9).chunk(8)), "step": 2}
 # ```
 #
 # </details>
 
 # %% [markdown]
 # ## Your functions in `muon_step`, on real ranks
+#
+# Of some of the four matrices, some ranks have no rows. How many collectives does each rank call?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+calls = ...  # a number for each rank, such as [4, 3, 2, 1]
 
 # %% tags=["ranks"]
 out, back = gathered.accepted_or(lesson.gather), given_back.accepted_or(lesson.redistribute)
 mine = lesson.ThreeFunctions(by_work, out, back)
-print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, mine, dp * tp, seed, backend))
+bits, made = lesson.run_loop(muon_step, mine, dp * tp, seed, backend)
+print("the single process' bits, rank by rank:", bits)
 
-# %% [markdown]
-# The loop knows nothing of your cuts.
+# %% tags=["answer"]
+compare({"calls": calls}, {"calls": made})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# All ranks call for every matrix, once on the way out and once on the way back.
+#
+# ```python
+# calls = [2 * 4] * (dp * tp)
+# ```
+#
+# </details>
 
 # %% [markdown]
 # Your functions wait for each message, so the next lesson asks: what may a rank do in the meantime?
+#
+# *Read on:* [PyTorch FSDP](https://arxiv.org/abs/2304.11277)

@@ -22,15 +22,14 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
-# loop that hides communication behind work, and find the wait that it lacks.
+# **Sixty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# loop that hides communication behind work, find the wait that it lacks, and order the work of a pipeline.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
 # - *Previous:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Next:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [PyTorch Distributed](https://arxiv.org/abs/2006.15704)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -53,7 +52,7 @@ import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Start, Wait
 from muon_tutorial.learn import early_return as lesson, my_muon
-clocks, ahead, fits, find, quiz = lesson.all_exercises(dp * tp, seed)
+clocks, ahead, fits, find, in_turn, quiz, recorded = lesson.all_exercises(dp * tp, seed)
 _ = my_muon.so_far("12")
 
 # %% [markdown]
@@ -318,6 +317,58 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 # %% [markdown]
 # Gloo would not notice: both gathers have the same size, so ranks would silently get each other's matrices.
 #
+# ## Stages that wait for each other
+#
+# In a pipeline each rank, a *stage*, has some layers, and a batch comes in small *micro-batches*. An order lists a
+# stage's forwards (F) and backwards (B):
+
+# %%
+def gpipe(stage, stages, micro):
+    return "F" * micro + "B" * micro
+
+lesson.draw_pipelines({"GPipe": gpipe})
+
+# %% [markdown]
+# A stage keeps activations from F to B. Under *1F1B* it goes back as soon as it can: as fast as GPipe, with as few
+# micro-batches kept as possible.
+#
+# <details><summary>Hint</summary>
+#
+# The last stage can go back at once, so its order is FBFBFB. How many forwards does the first stage begin with, until
+# the first gradient is back? After that, a B comes before each F.
+#
+# </details>
+#
+# *Medium · 8 minutes · required*
+
+# %% tags=["stub"]
+def one_f_one_b(stage, stages, micro):
+    # stage: from 0 to stages - 1; micro: how many micro-batches
+    return ...  # such as "FFBFBB"
+
+# %%
+in_turn.check(one_f_one_b)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The first gradient is back when the micro-batch has been through all stages from this one on, `stages - stage` of
+# them. If you begin with fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster.
+#
+# ```python
+# def one_f_one_b(stage, stages, micro):
+#     ahead = min(micro, stages - stage)
+#     return "F" * ahead + "BF" * (micro - ahead) + "B" * ahead
+# ```
+#
+# </details>
+
+# %%
+lesson.draw_pipelines({"GPipe": gpipe, "1F1B": in_turn.accepted_or(lesson.one_f_one_b)})
+
+# %% [markdown]
+# 1F1B saves memory, not time.
+#
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # In pipeline parallelism each rank holds one layer, a *stage*. Save the following as `test_pipeline.py` in an empty
@@ -390,6 +441,7 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 #   until all of them are under way.
 # - Do not use a buffer before you have waited for it.
 # - All ranks ask in one order.
+# - 1F1B and GPipe are idle for the same part, but under 1F1B a stage keeps fewer activations.
 # - If computing and sending share a core, overlap gains little, because they take turns.
 #
 # </details>
@@ -427,28 +479,45 @@ quiz.check(answers)
 # %%
 recording = lesson.recorded()
 print(lesson.say_about(recording))
+makespan = clocks.accepted_or(lesson.makespan)
+
+# %% [markdown]
+# With a window of 1, a rank computes and waits in turn. What does your `makespan` make of the same times with a
+# window of 3?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+def with_window_3(computes, waits, count):
+    # milliseconds of all `count` matrices together; take the matrices as alike
+    return ...  # milliseconds of the whole step
+
+# %%
+recorded.check(with_window_3)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# With a window of 1 nothing overlaps, so all of a rank's waiting is its gathers.
+#
+# ```python
+# def with_window_3(computes, waits, count):
+#     return makespan([waits / count] * count, [computes / count] * count, 3)
+# ```
+#
+# </details>
+
+# %%
+print(lesson.say_gains(recording, recorded.accepted_or(lesson.with_window_3)))
+
+# %% [markdown]
+# Yours is right in two of these. In the others ranks share cores or link, which the timed world counts:
 
 # %%
 expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# A window of 3 saved this much:
-
-# %%
-print(lesson.say_gains(recording, expected))
-
-# %% [markdown]
-# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, so overlap can
-# hide no more.
-#
-# <details><summary>Why was more saved than predicted in some rows?</summary>
-#
-# There, ranks had been idle between their turns on a core, and a larger window filled these gaps. The timed world
-# assumes that there are none.
-#
-# </details>
-#
 # Now your machine. Is there a moment in which no rank computes?
 
 # %% tags=["ranks", "volatile"]
@@ -466,3 +535,5 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% [markdown]
 # Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?
+#
+# *Read on:* [PyTorch Distributed](https://arxiv.org/abs/2006.15704)

@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Next:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Fantastic Pretraining Optimizers](https://arxiv.org/abs/2509.02046)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -87,7 +86,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting, turning, saving = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -504,14 +503,44 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# At the largest batch Muon wins even on the slowest links. Which button makes AdamW win?
+# How many times as many steps must AdamW take, so that both need the same time?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+def more_steps(adamw, muon):
+    # seconds of one step with each, forward and backward included
+    return ...
+
+# %%
+saving.check(more_steps)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# AdamW's steps × its seconds a step are to equal Muon's steps × Muon's seconds.
+#
+# ```python
+# def more_steps(adamw, muon):
+#     return muon / adamw
+# ```
+#
+# </details>
+
+# %%
+more_steps = saving.accepted_or(lesson.more_steps)
+for tokens in lesson.TOKENS:
+    at = lesson.Setting(tokens=tokens)  # all fp32, zero1, links at full speed
+    print(f"{tokens:>9,} tokens a step: {more_steps(at.adamw_seconds, at.muon_seconds):.2f} times as many")
+
+# %% [markdown]
+# If AdamW takes as many steps, it stays ahead: no number is below 1. Muon is cheaper in time if it saves more steps
+# than that, which is easy at large batches. On slow links?
 
 # %%
 lesson.explore_costs(live=widgets)
 
 # %% [markdown]
-# *AdamW's steps*: if it takes as many as Muon, it stays ahead. So in time Muon is cheaper if the steps that it saves
-# outweigh what it adds to each step, as at large batches.
-
-# %% [markdown]
 # So far ranks were few, and the next lesson asks what changes with thousands.
+#
+# *Read on:* [Fantastic Pretraining Optimizers](https://arxiv.org/abs/2509.02046)

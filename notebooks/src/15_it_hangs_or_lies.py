@@ -31,8 +31,6 @@ lesson.hero()
 # - *Previous:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [OPT-175B's
-#   logbook](https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -656,3 +654,5 @@ clinic.check("G", repair_g)
 
 # %% [markdown]
 # You can repair a broken run, but the last lesson asks: does yours survive a rank's death?
+#
+# *Read on:* [OPT-175B's logbook](https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles)

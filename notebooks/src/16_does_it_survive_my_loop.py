@@ -31,7 +31,6 @@ lesson.hero()
 # - *Previous:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Next:* none, this is the last.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *Read on:* [Llama 3, section 3.3.4](https://arxiv.org/abs/2407.21783)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
@@ -399,20 +398,19 @@ print(lesson.say_published())
 
 # %% tags=["stub"]
 answers = {
-    "twice": ...,  # how many steps did your run repeat? (life.taken_twice)
-    "files": ...,  # how many files hold its first checkpoint's tensors? (lesson.tensor_files(life))
-    "too_long": ...,  # how many times too long is the gradient if each rank clips its own part?
+    "twice": ...,  # a run saves after every 5 steps, and dies when 13 are done: how many does it repeat?
+    "files": ...,  # how many files hold a checkpoint's tensors, if dp=4 and tp=2?
+    "too_long": ...,  # how many times too long is the gradient if each of 9 ranks clips its own part?
 }
 
 # %%
-lesson.quiz(life).check(answers)
+lesson.quiz().check(answers)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# files = lesson.tensor_files(life)
-# answers = {"twice": life.taken_twice, "files": files, "too_long": plain.clipped_alone}
+# answers = {"twice": 13 % 5, "files": 4 * 2, "too_long": 9**0.5}
 # ```
 #
 # </details>
@@ -421,7 +419,12 @@ lesson.quiz(life).check(answers)
 # ## Finale: your optimizer
 #
 # `my_muon.py` now trains a small GPT on real processes, on three grids. `torch.optim.Muon` gets the same full
-# gradients, in this one process.
+# gradients, in this one process. On which grid does a rank send least for a step?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+least = ...  # (4, 1), (2, 2) or (1, 4), dp and tp
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
@@ -430,8 +433,22 @@ print(my_muon.say_bits(finale))
 # %% [markdown]
 # What a step cost one rank:
 
-# %% tags=["volatile"]
+# %% tags=["answer", "volatile"]
 print(my_muon.scorecard(finale))
+frugal = min(finale.runs, key=lambda run: sum(run.record.sent.values()))
+compare({"least": least}, {"least": frugal.grid})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# With dp = 1 there are no gradients to add and no slices to bring together, which leaves the tp gather, in bfloat16.
+# (In exchange, tp sends in forward and backward. That is not in this bill.)
+#
+# ```python
+# least = (1, 4)
+# ```
+#
+# </details>
 
 # %% [markdown]
 # <details><summary>Which losses can be compared</summary>
@@ -567,3 +584,5 @@ print(my_muon.say_yours())
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and repair
 # it. And you have a file of your own that takes this step, with torch alone.
+#
+# *Read on:* [Llama 3, section 3.3.4](https://arxiv.org/abs/2407.21783)

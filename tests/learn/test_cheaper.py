@@ -148,6 +148,25 @@ SUMS: list[tuple[Any, str]] = [
 ]
 
 
+MORE_STEPS: list[Any] = [
+    (lambda adamw, muon: adamw / muon, "The optimizer whose step is slower may take fewer steps."),
+    (lambda adamw, muon: muon / adamw - 1, "That is how much more"),
+    (lambda adamw, muon: muon - adamw, "Those are seconds."),
+    (lambda adamw, muon: muon / adamw, PASSES),
+]
+
+
+def test_step_for_step_adamw_is_never_behind_and_large_batches_pay_for_muon() -> None:
+    needed = [exercises.more_steps(at.adamw_seconds, at.muon_seconds) for at in map(at_tokens, costs.TOKENS)]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] > 1.5
+    assert 1 < needed[-1] < 1.02
+
+
+def at_tokens(tokens: int) -> Setting:
+    return Setting(tokens=tokens)
+
+
 def reader_break_even(lead: Any, slowest: float, fastest: float) -> float | None:
     """The lesson's own solution."""
     slow, fast = lead(slowest), lead(fastest)
@@ -177,6 +196,7 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (exercises.events_exercise, SUMS),
     (exercises.waits_exercise, WRONG_WAITS),
     (exercises.break_even_exercise, [(reader_break_even, PASSES)]),
+    (exercises.steps_exercise, MORE_STEPS),
 )
 
 

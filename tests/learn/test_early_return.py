@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.engine.collective import Start, Wait, Walk
+from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import early_return as lesson
 from muon_tutorial.learn.early_return import exercises, loops, missing_wait, pictures
 
 from ..exhaustive import left_out
-from .answers import assert_quiz, assert_wrong, judged
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 RANKS = [2, 3]
 
@@ -24,7 +25,7 @@ def test_a_makespan_is_the_timed_worlds() -> None:
     for gathers, works, window in (((9, 1, 1, 1, 9, 1), (4,) * 6, 3), ((1, 1, 1, 1, 8), (5, 1, 1, 1, 1), 2)):
         timed = lesson.time_loop(lesson.prefetch, lesson.LoopTimes(gathers, works), window, 2)
         assert lesson.makespan(gathers, works, window) == pytest.approx(timed.milliseconds)
-    assert list(exercises.makespans(2).values()) == [20, 14, 23]
+    assert all(f": {ms} ms;" in lesson.draw_schedules(2).alt for ms in (20, 14, 23))
 
 
 def all_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
@@ -179,6 +180,63 @@ def test_a_late_backend_reads_when_a_rank_waits() -> None:
 
     for first, again in missing_wait.run_late([program(0), program(1)]):
         assert first.tolist() == again.tolist() == [10.0, 11.0]
+
+
+def one_more_first(stage: int, stages: int, micro: int) -> str:
+    return lesson.one_f_one_b(max(0, stage - 1), stages, micro)
+
+
+def one_less_first(stage: int, stages: int, micro: int) -> str:
+    return lesson.one_f_one_b(min(stages - 1, stage + 1), stages, micro)
+
+
+WRONG_ORDERS: list[Any] = [
+    (lambda stage, stages, micro: "F" * micro + "B" * micro, "keeps up to 6 micro-batches; 4 are enough"),
+    (one_more_first, "Stage 1 of 4, 6 micro-batches: 'FFFFBFBFBBBB'. It keeps up to 4"),
+    (one_less_first, "An F comes too late: the stages after this one wait for it."),
+    (lambda stage, stages, micro: "BF" * micro, "A B stands before the F of its micro-batch."),
+    (lambda stage, stages, micro: "FB", "It needs 6 F and 6 B."),
+    (lambda stage, stages, micro: None, "It needs 6 F and 6 B."),
+]
+
+
+def not_shared_out(computes: float, waits: float, count: int) -> float:
+    return lesson.makespan([waits] * count, [computes] * count, 3)
+
+
+WRONG_WINDOWS: list[Any] = [
+    (not_shared_out, "computes and waits are of all matrices together."),
+    (lambda computes, waits, count: computes + waits, "That is the time with a window of 1."),
+    (lambda computes, waits, count: max(computes, waits), "adds its first gather or its last work"),
+]
+test_a_wrong_order_and_a_wrong_time_are_told_what_is_wrong_with_them = judged(
+    (exercises.pipeline_exercise, [*WRONG_ORDERS, (lesson.one_f_one_b, PASSES)]),
+    (exercises.recorded_exercise, [*WRONG_WINDOWS, (lesson.with_window_3, PASSES)]),
+)
+
+
+@pytest.mark.parametrize(("stages", "micro"), [(1, 3), (2, 5), (4, 2), (4, 6)])
+def test_1f1b_is_idle_as_long_as_gpipe_and_keeps_less(stages: int, micro: int) -> None:
+    runs = {"1F1B": lesson.one_f_one_b, "GPipe": WRONG_ORDERS[0][0]}
+    drawn = lesson.draw_pipelines(runs, stages, micro).alt
+    assert drawn.count(f"idle {(stages - 1) / (micro + stages - 1):.0%} of the time") == 2
+    assert f"up to {', '.join([str(micro)] * stages)} micro-batches" in drawn
+    kept = [lesson.most_kept(lesson.one_f_one_b(stage, stages, micro)) for stage in range(stages)]
+    assert kept == [min(micro, stages - stage) for stage in range(stages)]
+
+
+def test_a_pipeline_that_would_never_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="wait for each other for ever"):
+        lesson.draw_pipelines({"yours": lambda stage, stages, micro: "BF" * micro})
+
+
+def test_the_recording_is_as_the_lesson_says_right_in_two_rows() -> None:
+    rows = [
+        line.split() for line in lesson.say_gains(lesson.recorded(), lesson.with_window_3).splitlines()[2:]
+    ]
+    off = {" ".join(row[:2]): abs(float(row[-1]) / float(row[-2]) - 1) for row in rows}
+    assert [name for name, part in off.items() if part < 0.02] == ["owner, loopback", "zero1, 200mbit"]
+    assert min(off["zero1, loopback"], off["owner, 200mbit"]) > 0.1
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import launch
+from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.own_sharding import exercises, on_ranks, pictures
@@ -16,7 +16,7 @@ from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
-from .answers import assert_quiz, assert_wrong, judged
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 QUICK = 2.0
 
@@ -140,4 +140,29 @@ def test_a_failed_step_and_a_wrong_step_are_told() -> None:
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:
-    assert_quiz(lesson.quiz([3, 3, 3, 0]), {"fewest": 0, "step": 2})
+    assert_quiz(lesson.quiz(), {"empty": 8 - len(torch.arange(9).chunk(8)), "step": 2})
+
+
+def in_all(one: int, three: int) -> Any:
+    return lambda *given: lesson.sent(*given, times=(one, three))
+
+
+SENT: list[Any] = [
+    (in_all(2, 2), "ZeRO-3 drops weights after forward. What does backward need?"),
+    (in_all(3, 4), "no all_reduce"),
+    (lambda entries, ranks, item: {"ZeRO-1": 2 * entries * item, "ZeRO-3": 3 * entries * item}, "but one."),
+    (lambda entries, ranks, item: lesson.sent(entries, ranks, 1), "An entry has `item` bytes."),
+    (lesson.sent, PASSES),
+]
+test_what_zero3_sends_is_judged = judged((lesson.check_sent, SENT))
+
+
+def test_every_rank_calls_for_every_matrix() -> None:
+    def step(params: Any, momenta: Any, owners: Any, config: Any, lr: float) -> None:
+        for index, param in enumerate(params):
+            state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
+            full = config.gather_fn(momenta[index], owners[index], state)
+            update = None if full is None else zeropower_via_newtonschulz(full)
+            param -= lr * config.redistribute_fn(update, owners[index], state)
+
+    assert lesson.run_loop(step, lesson.ThreeFunctions(), 3, 0) == ([True] * 3, [2 * 4] * 3)

@@ -14,7 +14,7 @@ from .costs import bill_of, plans_of
 GRIDS = ((2, 2), (4, 1), (1, 4), (3, 2), (8, 4))
 BILL_PHASES = ("gradient reduce_scatter", "dp gather", "tp gather", "parameter all_gather")
 
-SPOILERS = beside(replicated=4, round_robin=2, zero1=4, owner=1, followed="hundreds")
+SPOILERS = beside(replicated=4, round_robin=2, zero1=4, owner=1, followed="hundreds", halves=r"\['zero1'")
 
 Bill = Callable[[int, int, int, int], Mapping[str, int]]
 

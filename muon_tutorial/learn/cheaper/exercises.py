@@ -287,6 +287,22 @@ def break_even_exercise() -> Exercise:
     return replace(exercise, optional=True)
 
 
+def more_steps(adamw: float, muon: float) -> float:
+    """The exercise's reference: AdamW's steps over Muon's, if both take as long, by the seconds of one."""
+    return muon / adamw
+
+
+def steps_exercise() -> Exercise:
+    """The exercise: how many steps Muon must save."""
+    slips = (
+        ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
+        ("That is how much more: half as much again is 1.5 times.", lambda adamw, muon: muon / adamw - 1),
+        ("Those are seconds. How many times as many steps are they worth?", lambda adamw, muon: muon - adamw),
+    )
+    say, praise = "{} s with AdamW and {} s with Muon", "That much Muon must save, and all beyond it is gain."
+    return written(more_steps, [(2, 3), (0.5, 0.4), (1, 1)], *slips, say=say, praise=praise)
+
+
 def slow_winner() -> str:
     """The strategy with which Muon beats AdamW on slow links."""
     strategies = ("zero1", "boundary", "layerwise")
@@ -309,12 +325,13 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, break-even, steps.
 
     Raises UsageError if dp is 1, because then nothing is sent, or if dp does not divide the bucket's entries.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:
         raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
-    traced = events_exercise(), headlines_exercise(), waits_exercise(), break_even_exercise()
-    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced
+    traced = events_exercise(), headlines_exercise(), waits_exercise()
+    timed = break_even_exercise(), steps_exercise()
+    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced, *timed

@@ -79,7 +79,7 @@ _LESSONS = """\
 09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
-12_why_step_returns_early | early_return | 50 | 0 | 03 09 | Why does `step()` return before the work is done?
+12_why_step_returns_early | early_return | 60 | 0 | 03 09 | Why does `step()` return before the work is done?
 13_is_muon_cheaper | cheaper | 65 | 6 | 09 10 | Is Muon cheaper than AdamW?
 14_from_32_to_16384_ranks | many_ranks | 30 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
 15_it_hangs_or_lies | broken_runs | 85 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
@@ -205,6 +205,11 @@ def archive() -> str:
     return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
 
 
+def read_on(of: Lesson) -> str:
+    """The last line of a lesson: what to read next."""
+    return f"*Read on:* {READING[of.number]}"
+
+
 _KEEP = "Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
 
 
@@ -233,7 +238,6 @@ def _navigation(of: Lesson, words: str, colab: str, *others: str) -> str:
         f"*Previous:* {link(before) if before else 'none, this is the first.'}",
         f"*Next:* {link(after) if after else 'none, this is the last.'}",
         f"*Words and symbols:* {words}",
-        f"*Read on:* {READING[of.number]}",
         f"*In Colab:* {colab}",
         *others,
     )

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "loops on_ranks missing_wait steps exercises pictures")
+__getattr__, __dir__ = names_in(__name__, "loops on_ranks missing_wait pipelines steps exercises pictures")

@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: a makespan, a loop that prefetches, its memory, a missing wait, and a quiz."""
+"""Exercises of lesson 12: makespan, prefetch, memory, missing wait, pipeline, quiz, and recorded steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, first, numbers, written
+from ..exercises.judge import Diagnosis, Exercise, first, numbers, value_of, written
 from ..pictures.picture import Picture
 from . import loops
-from .loops import Loop, LoopTimes, TimedLoop, one_by_one, prefetch, time_loop
+from .loops import Loop, LoopTimes, one_by_one, prefetch, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
 from .pictures import draw_loops, draw_program
+from .pipelines import Schedule, most_kept, one_f_one_b
 
 COUNT = 4
 QUICK, SLOW = LoopTimes.alike(COUNT, 2, 3), LoopTimes.alike(COUNT, 5, 3)
@@ -78,17 +79,11 @@ def _side_by_side(gathers: Sequence[float], works: Sequence[float], window: int)
 
 def largest_window(sizes: Sequence[int], limit: int) -> int:
     """The exercise's reference: the largest window that never holds more than ``limit`` bytes, or 0."""
-    fits = [window for window in range(1, len(sizes) + 1) if most_held(sizes, window) <= limit]
-    return max(fits, default=0)
 
+    def held(window: int) -> int:
+        return max(sum(sizes[i : i + window]) for i in range(len(sizes)))
 
-def most_held(sizes: Sequence[int], window: int) -> int:
-    """The largest number of bytes that a loop holds: the largest sum of ``window`` sizes in a row.
-
-    >>> most_held([3, 1, 1, 4], 2)
-    5
-    """
-    return max(sum(sizes[i : i + window]) for i in range(len(sizes)))
+    return max((window for window in range(1, len(sizes) + 1) if held(window) <= limit), default=0)
 
 
 def memory_exercise() -> Exercise:
@@ -106,17 +101,6 @@ def memory_exercise() -> Exercise:
     )
     say, praise = "sizes {} and limit {}", "Bytes held, not matrices, are what a window costs."
     return written(largest_window, cases, *slips, say=say, praise=praise)
-
-
-def makespans(ranks: int) -> dict[str, int]:
-    """Milliseconds of three loops over four matrices, from the timed world."""
-    names = ("one_at_a_time", "ahead_of_work", "slow_link")
-    return {name: round(loop.milliseconds) for name, loop in zip(names, _schedules(ranks), strict=True)}
-
-
-def _schedules(ranks: int) -> list[TimedLoop]:
-    tried = ((one_by_one, QUICK, 1), (prefetch, QUICK, 2), (prefetch, SLOW, 2))
-    return [time_loop(loop, times, window, ranks) for loop, times, window in tried]
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
@@ -190,10 +174,53 @@ def wait_exercise(ranks: int) -> Exercise:
     return Exercise(judge, (), "No buffer is written while a share may still read it.")
 
 
+def pipeline_exercise() -> Exercise:
+    """The exercise: the order of work under 1F1B, the only one that takes no longer and keeps least."""
+    hints = ("How many forwards must stage 0 have done, until the first gradient is back?",)
+    praise = "As idle as GPipe, but a stage keeps no more micro-batches than there are stages from it on."
+    return Exercise(_judge_schedule, hints, praise)
+
+
+def _judge_schedule(schedule: Schedule) -> str | None:
+    for stages, micro in (4, 6), (3, 7), (4, 2), (1, 3):
+        for stage in range(stages):
+            mine, due = value_of(schedule, stage, stages, micro), one_f_one_b(stage, stages, micro)
+            where = f"Stage {stage} of {stages}, {micro} micro-batches: {mine!r}."
+            if not isinstance(mine, str) or sorted(mine) != sorted(due):
+                return f"{where} It needs {micro} F and {micro} B."
+            if any(mine[:n].count("B") > mine[:n].count("F") for n in range(len(mine))):
+                return f"{where} A B stands before the F of its micro-batch."
+            kept, least = most_kept(mine), most_kept(due)
+            if kept > least:
+                return f"{where} It keeps up to {kept} micro-batches; {least} are enough."
+            if mine != due:
+                return f"{where} An F comes too late: the stages after this one wait for it."
+    return None
+
+
+def with_window_3(computes: float, waits: float, count: int) -> float:
+    """The exercise's reference: a recorded loop's milliseconds with a window of 3, from those with 1."""
+    return makespan([waits / count] * count, [computes / count] * count, 3)
+
+
+def recorded_exercise() -> Exercise:
+    """The exercise: what ``makespan`` says of a recorded step."""
+    slips = (
+        ("computes and waits are of all matrices together.", lambda c, w, n: makespan([w] * n, [c] * n, 3)),
+        ("That is the time with a window of 1.", lambda c, w, n: c + w),
+        ("The other lane adds its first gather or its last work.", lambda c, w, n: max(c, w)),
+    )
+    cases = [(120, 60, 6), (40, 200, 4), (9, 9, 3)]
+    say, praise = "computes {}, waits {} and count {}", "If your loop is right, a recording agrees. Does it?"
+    return written(with_window_3, cases, *slips, say=say, praise=praise)
+
+
 def draw_schedules(ranks: int) -> Picture:
     """Timelines of three loops over four matrices: one by one; asking ahead; asking ahead on a slow link."""
-    loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
-    return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
+    tried = {"one by one": (one_by_one, QUICK, 1), "asks ahead": (prefetch, QUICK, 2)}
+    tried["asks ahead, slow link"] = (prefetch, SLOW, 2)
+    loops = {name: time_loop(*each, ranks) for name, each in tried.items()}
+    return draw_loops(loops, f"{COUNT} matrices, three schedules", "schedules")
 
 
 def broken_program(ranks: int) -> Picture:
@@ -212,6 +239,7 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: makespan, prefetch, memory, wait, quiz."""
-    ahead = prefetch_exercise(ranks, seed)
-    return makespan_exercise(), ahead, memory_exercise(), wait_exercise(ranks), quiz(ranks)
+    """The notebook's exercises in order: makespan, prefetch, memory, wait, pipeline, quiz, recorded steps."""
+    ahead, find = prefetch_exercise(ranks, seed), wait_exercise(ranks)
+    last = pipeline_exercise(), quiz(ranks), recorded_exercise()
+    return makespan_exercise(), ahead, memory_exercise(), find, *last

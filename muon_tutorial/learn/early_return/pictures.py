@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from ...timing.timed_world import Span
 from ...timing.timeline import Recording, StepTimeline
 from ..pictures.colours import CARD, EMPTY, FAINT, INK, MARKED, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play, show
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
+from .pipelines import TIMES, Schedule, ends_of, most_kept
 from .steps import LINKS, LOOPBACK, MOST, PredictedStep, predict
 
 _WIDTH, _LEFT, _RIGHT = 900, 142, 14
@@ -174,3 +175,27 @@ def explore_recording(
     buttons = {"link": choice("link", links), "window": choice("window", (1, 3))}
     buttons["strategy"] = choice("strategy", ("zero1", "owner"))
     return show(draw, draw(links[0], 3, "zero1"), live, **buttons)
+
+
+def draw_pipelines(schedules: Mapping[str, Schedule], stages: int = 4, micro: int = 6) -> Picture:
+    """The work of all stages under each schedule, the idle part of the time, and what each stage keeps."""
+    title = f"{micro} micro-batches on {stages} stages"
+    figure, axes = blank(_WIDTH, 60 + len(schedules) * (40 + 26 * stages), title)
+    y, told = 50, []
+    for name, schedule in schedules.items():
+        ends = ends_of(schedule, stages, micro)
+        idle = 1 - sum(TIMES[doing] for _, doing, _ in ends) / (stages * max(ends.values()))
+        kept = ", ".join(str(most_kept(schedule(stage, stages, micro))) for stage in range(stages))
+        told.append(f"{name}: idle {idle:.0%} of the time; stages keep up to {kept} micro-batches")
+        write(axes, 16, y, told[-1])
+        scale, y = (_WIDTH - 110) / max(ends.values()), y + 16
+        for stage in range(stages):
+            write(axes, 16, y + 11 + 26 * stage, f"stage {stage}")
+            lane = 90, y + 26 * stage, _WIDTH - 110, 22
+            rectangle(axes, *lane, CARD, hatch=_WAIT_HATCH, edgecolor=FAINT)
+        for (stage, doing, number), end in ends.items():
+            frame = 90 + scale * (end - TIMES[doing]), y + 26 * stage, scale * TIMES[doing], 22
+            tile(axes, frame, MARKED if doing == "F" else rank_colour(stage), str(number), edgecolor=QUIET)
+        y += 24 + 26 * stages
+    write(axes, 16, y - 6, "grey: forward · in colour: backward · hatched: idle", color=QUIET)
+    return finish(figure, f"pipelines-{len(schedules)}", f"{title}. {'. '.join(told)}.")

@@ -40,3 +40,9 @@ def say_clocked() -> str:
     for each in CLOCKED:
         lines.append(f"{each.what:48}{each.published:>10,.0f}{each.planned:>9,.0f}{each.off:>7.1f}x")
     return "\n".join(lines)
+
+
+def within(far: bool) -> int:
+    """The smallest of 2, 5 and 10 that no row is further off: on 128 GPUs if ``far``, or on fewer."""
+    worst = max(each.off for each in CLOCKED if each.what.startswith("128") == far)
+    return min(bound for bound in (2, 5, 10) if worst <= bound)

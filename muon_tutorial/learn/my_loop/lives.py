@@ -62,12 +62,6 @@ class RunLife:
         return self.attempts[-1]
 
     @property
-    def taken_twice(self) -> int:
-        """The number of steps that were done, lost and done again."""
-        pairs = zip(self.attempts, self.attempts[1:], strict=False)
-        return sum(before.end - after.begin for before, after in pairs)
-
-    @property
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS
 
@@ -188,10 +182,6 @@ def life_of(dp: int, tp: int, job: Job, port: Port, backend: str = "gloo") -> tu
 
 def final(life: RunLife) -> dict[str, Tensor]:
     return opened(life.checkpoints, life.job.steps)
-
-
-def tensor_files(life: RunLife) -> int:
-    return len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp")))
 
 
 @dataclass(frozen=True, slots=True)

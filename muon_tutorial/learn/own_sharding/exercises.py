@@ -1,4 +1,4 @@
-"""Exercises of lesson 11: which ranks get a tensor, the three functions, shared work, and the quiz."""
+"""Exercises of lesson 11: who gets a tensor, the three functions, shared work, ZeRO-3's bytes, the quiz."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RankFailedError
-from ..exercises.judge import Diagnosis, Exercise, OpenAnswerError, Par, first, numbers, value_of, why
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    OpenAnswerError,
+    Par,
+    first,
+    numbers,
+    value_of,
+    why,
+    written,
+)
 from ..exercises.on_real_ranks import is_stub, say_failure
 from . import on_ranks, pictures
 from .on_ranks import PATIENCE, Call, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
@@ -19,6 +29,7 @@ from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
 
 SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
+SPOILERS["calls"] = [r"\[8, 8, 8, 8\]"]
 
 ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 
@@ -321,9 +332,29 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
     return None
 
 
-def quiz(rows: Sequence[int]) -> Exercise:
+def sent(entries: int, ranks: int, item: int, times: tuple[int, int] = (2, 3)) -> dict[str, int]:
+    """The exercise's reference: bytes that a rank sends along dp, on a ring, in so many collectives each."""
+    once = (ranks - 1) * entries * item // ranks
+    return {"ZeRO-1": times[0] * once, "ZeRO-3": times[1] * once}
+
+
+def check_sent() -> Exercise:
+    """The exercise: what the gathers of ZeRO-3 cost beside ZeRO-1's."""
+    slips = (
+        ("ZeRO-3 drops weights after forward. What does backward need?", partial(sent, times=(2, 2))),
+        ("Of summed gradients, a rank needs its part only: no all_reduce.", partial(sent, times=(3, 4))),
+        ("On a ring, a rank sends all shares but one.", lambda n, ranks, item: sent(2 * n, 2, item)),
+        ("An entry has `item` bytes.", lambda n, ranks, item: sent(n, ranks, 1)),
+    )
+    cases = [(8 * 10**9, 8, 2), (10**9, 2, 4), (640, 64, 2)]
+    praise = "Half as much again, so that no rank has to keep the weights whole."
+    return written(sent, cases, *slips, say="{} entries, {} ranks, {} bytes each", praise=praise)
+
+
+def quiz() -> Exercise:
+    empty = "Nine rows over eight ranks make runs of two. How many runs are that?"
     return numbers(
-        ("fewest", min(rows), "min(found.rows)."),
+        ("empty", 3, empty),
         ("step", 2, "Read the trap with the gradient again: the first step came near the right update."),
     )
 

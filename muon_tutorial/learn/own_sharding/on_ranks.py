@@ -231,21 +231,24 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
 
 def run_loop(
     step: Callable[..., object], functions: ThreeFunctions, ranks: int, seed: int, backend: str = "gloo"
-) -> list[bool]:
-    """For each rank, whether ``step(params, momenta, owners, config, lr)`` gives the bits of one process."""
-    return launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
+) -> tuple[list[bool], list[int]]:
+    """For each rank: has ``step(params, momenta, owners, config, lr)`` one process's bits, and its calls."""
+    found = launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
+    return [same for same, _ in found], [calls for _, calls in found]
 
 
-def _loop_by_hand(rank: int, step: Callable[..., object], functions: ThreeFunctions, seed: int) -> bool:
+def _loop_by_hand(rank: int, step: Callable, functions: ThreeFunctions, seed: int) -> tuple[bool, int]:
     ranks = dist.get_world_size()
     wholes = [whole_matrix(shape, index, seed).bfloat16() for index, shape in enumerate(shapes_of(ranks))]
     momenta = [rows_at(whole, rank, ranks) for whole in wholes]
     params = [torch.zeros(momentum.shape) for momentum in momenta]
     everybody = [list(range(ranks))] * len(params)
     state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks), "holders": everybody}
-    step(params, momenta, functions.assign(params, state), config_of(functions, state), LR)
+    owners = functions.assign(params, state)
+    with TransferNotes() as notes:
+        step(params, momenta, owners, config_of(functions, state), LR)
     due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
-    return all(map(torch.equal, params, due))
+    return all(map(torch.equal, params, due)), notes.calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ PAR_LINES = 12
 SPOILERS = {
     "lost": [r"lost\W+\w*\W+1\b"],
     "silent": [r"\[4, 5, 6\]"],
+    "differ": [r"differ\s+–\s+0"],
     "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
 }
 
@@ -248,9 +249,10 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
 def quiz(plan: Plan) -> Exercise:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
+    asked = "Phases 1, 2 and 7 ask once each, and phase 3 once for each matrix that is whole here."
     whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
-        ("requests", len(recording.diaries[0].sent), "Ask len(here.diaries[0].sent)."),
+        ("requests", len(recording.diaries[0].sent), asked),
         ("whole", len(recording.workers("o")), whole),
     )
 
