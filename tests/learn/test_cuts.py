@@ -13,6 +13,7 @@ import torch.distributed as dist
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
+from muon_tutorial.learn.cuts.exercises import torn
 from muon_tutorial.learn.cuts.on_ranks import KINDS
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
@@ -156,31 +157,12 @@ def test_every_row_of_a_fused_weight_is_on_one_rank(tp: int, rows_of: qkv.RowsOf
     assert sorted(row for rows in fused.held for row in rows) == list(range(fused.rows))
 
 
-def reader_torn(heads: int, rows: int, tp: int, stacked: bool) -> int:
-    """The lesson's own solution."""
-    thirds = 3 if stacked else 1
-    step = -(-thirds * heads * rows // tp)
-    count = 0
-    for head in range(heads):
-        firsts = [(third * heads + head) * rows for third in range(thirds)]
-        count += len({row // step for first in firsts for row in (first, first + rows - 1)}) > 1
-    return count
-
-
-def test_torn_heads_are_those_of_the_fused_weight() -> None:
-    from muon_tutorial.learn.cuts.exercises import torn_exercise
-
-    size = qkv.HEADS, qkv.HEAD_DIM
-    assert [reader_torn(*size, tp, True) for tp in range(1, 7)] == [0, 4, 4, 4, 4, 4]
-    assert [reader_torn(*size, tp, False) for tp in range(1, 7)] == [0, 0, 2, 0, 0, 4]
-    assert torn_exercise().check(reader_torn)
-    assert_wrong(torn_exercise(), lambda heads, rows, tp, _: heads * (tp > 1), "One by one, the step is")
-
-
 def test_cut_as_one_every_head_is_torn_and_cut_each_only_where_tp_does_not_fit() -> None:
-    as_one = [len(qkv.cut_fused(qkv.rows_as_one, tp).torn()) for tp in range(1, 7)]
-    assert as_one == [0, 4, 4, 4, 4, 4]
-    assert [qkv.count_torn(tp) for tp in range(1, 7)] == [0, 0, 2, 0, 0, 4]
+    size, tps = (qkv.HEADS, qkv.HEAD_DIM), range(1, 7)
+    as_one = [len(qkv.cut_fused(qkv.rows_as_one, tp).torn()) for tp in tps]
+    each = [qkv.count_torn(tp) for tp in tps]
+    assert [torn(*size, tp, True) for tp in tps] == as_one == [0, 4, 4, 4, 4, 4]
+    assert [torn(*size, tp, False) for tp in tps] == each == [0, 0, 2, 0, 0, 4]
 
 
 def test_a_right_cut_is_scored_and_stubs_are_open() -> None:

@@ -55,10 +55,9 @@ def a_case(kind: str, strategy: str = "zero1 all", rank: int | None = 1, **more:
 
 
 def test_data_faults_end_as_they_should(campaign: Campaign) -> None:
-    cases = [a_case("nothing", strategy, None) for strategy in ("zero1 boundary", "owner", "own functions")]
-    cases += [a_case("gradient None"), a_case("strided gradient", "round_robin")]
-    cases += [a_case(kind, "owner") for kind in ("a parameter missing", "parameters in another order")]
-    cases += [a_case("another strategy"), a_case("a parameter in bfloat16", "replicated")]
+    cases = [a_case("nothing", "own functions", None), a_case("gradient None")]
+    cases += [a_case("strided gradient", "round_robin"), a_case("a parameter missing", "owner")]
+    cases += [a_case("a parameter in bfloat16", "replicated")]
     assert outcomes_of(campaign, cases) == []
 
 
