@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,7 +117,8 @@ class WalkedPlan:
     """All rounds of a plan, walked on one position of each kind.
 
     Along each of the ``axes``, positions with the same work in all rounds are of one kind. ``folded``: for
-    each position along an axis, the number of the walked position that represents it.
+    each position along an axis, the number of the walked position that represents it. The bucket's first
+    axis is last, because NumPy is fastest if the longest axis is last.
     """
 
     rounds: Sequence[Round]
@@ -151,7 +152,7 @@ class Seat(NamedTuple):
     place: int
     parts: int
     nodes: int
-    elsewhere: np.ndarray
+    elsewhere: Sequence[bool]
 
 
 class Iteration(NamedTuple):
@@ -204,7 +205,7 @@ class RankWalks:
             for bucket, its, lengths, each in zip(plan.buckets, ids, slices, signs, strict=True)
         ]
         rounds = groupby(buckets, lambda numbered: numbered[0])
-        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes, folded)
+        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes[::-1], folded[::-1])
 
     def agreement(self, plan: Plan) -> Trace:
         """The trace of the ranks' agreement before a step; it is the same on all ranks."""
@@ -386,7 +387,7 @@ class RankWalks:
         """Bytes that leave the rank's node: the average in a ring, the exact number in an exchange."""
         seat = self._seat(at, request.axes)
         if request.sends is not None:
-            return int(np.array(request.sends)[seat.elsewhere].sum()) * request.dtype.itemsize
+            return sum(compress(request.sends, seat.elsewhere)) * request.dtype.itemsize
         return sent * seat.nodes // seat.parts if seat.nodes > 1 else 0
 
     def _seat(self, at: Coordinate, axes: tuple[str, ...]) -> Seat:
@@ -394,7 +395,8 @@ class RankWalks:
         if key not in self._seats:
             place, ranks = at.position(*axes), np.array(at.group(*axes))
             node = ranks * 0 if self.machine.between is None else ranks // self.machine.ranks_per_node
-            self._seats[key] = Seat(place, len(ranks), len(np.unique(node)), node != node[place])
+            nodes, elsewhere = np.count_nonzero(np.bincount(node)), (node != node[place]).tolist()
+            self._seats[key] = Seat(place, len(ranks), int(nodes), elsewhere)
         return self._seats[key]
 
     def _bucket(
@@ -432,7 +434,7 @@ class RankWalks:
                 self._known[key] = self._walk(plan, bucket, there, slices), tuple(places)
             trace, seen = self._known[key]
             traces.append(trace)
-        return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
+        return WalkedBucket(tuple(traces), kinds.T.copy(), dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
@@ -523,10 +525,10 @@ def _fold(
         return draw.integers(1, 1 << 63, count, dtype=np.uint64) | np.uint64(1)
 
     grid = np.zeros(sizes, dtype=np.uint64)
-    for each in signs:
-        grid += numbers(1) * each.reshape(sizes)
-    for place in sorted(_roots(plan).union(*slices)):
-        np.moveaxis(grid, axes.index("dp"), 0)[place : place + 1] += numbers(1)
+    for number, each in zip(numbers(len(signs)), signs, strict=True):
+        grid += number * each.reshape(sizes)
+    places = sorted(_roots(plan).union(*slices))
+    np.moveaxis(grid, axes.index("dp"), -1)[..., places] += numbers(len(places))
     folded = []
     for i, size in enumerate(sizes):
         across = np.moveaxis(grid, i, 0).reshape(size, -1)
