@@ -23,15 +23,16 @@ from ..engine.collective import Abreast, Collective, Kind, Label, Walk
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient
+from ..newton_schulz import zeropower_via_newtonschulz
+from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry
 from ..plan.strategies import Plan
-from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
-from ..step.rank_bucket import OF_ONE_MATRIX, RankBucket, RankMatrix
+from ..step.rank_bucket import AROUND, RankBucket, RankMatrix
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
 from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
@@ -155,20 +156,25 @@ class Seat(NamedTuple):
     elsewhere: Sequence[bool]
 
 
-class Iteration(NamedTuple):
-    """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and strides of the result."""
-
-    product: float
-    copy: float
-    peak: int
-    stride: tuple[int, ...]
-
-
 class Charges(NamedTuple):
-    """What a function of one matrix does: its peak bytes, and the bytes that each copy moves."""
+    """What a function of one matrix does: seconds of products and copies, in order, its peak bytes, the bytes
+    of its workspace, and the shape, strides and dtype of its result, if it has one."""
 
-    copies: Sequence[int]
+    seconds: Sequence[tuple[float, float]]
     peak: int
+    block: int
+    result: Any
+
+
+class Boundless(Workspace):
+    """A workspace on the meta device that never grows. ``most``: the bytes of the largest block needed."""
+
+    most = 0
+    room = torch.empty(1 << 60, dtype=torch.uint8, device=META)
+
+    def _block(self, nbytes: int, device: torch.device) -> Tensor:
+        self.most = max(self.most, nbytes)
+        return self.room
 
 
 @dataclass(eq=False)
@@ -183,8 +189,8 @@ class RankWalks:
     _seats: dict[Hashable, Seat] = field(default_factory=dict)
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
-    _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
     _charges: dict[Hashable, Charges] = field(default_factory=dict)
+    _workspace: Boundless = field(default_factory=Boundless)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
     _lines: dict[Hashable, Lines] = field(default_factory=dict)
 
@@ -221,11 +227,7 @@ class RankWalks:
         answer: Tensor | None = None
         memory, share = PeakMemory() if tape is None else NotedMemory(tape), self._share
         with torch.no_grad(), Work(self.machine, memory, tape) as work, ExitStack() as stack:
-            stack.callback(AROUND.reset, AROUND.set(partial(self._iterate_once, memory, work)))
-            if tape is None and self.machine.cores is None:
-                stack.callback(
-                    OF_ONE_MATRIX.reset, OF_ONE_MATRIX.set(partial(self._charge_once, memory, work))
-                )
+            stack.callback(AROUND.reset, AROUND.set(partial(self._once, memory, work)))
             while True:
                 try:
                     request = walk.send(answer)
@@ -246,54 +248,45 @@ class RankWalks:
                     return tuple(turns)
                 del request
 
-    def _iterate_once(
-        self,
-        memory: PeakMemory,
-        work: Work,
-        matrix: Tensor,
-        group: Mapping[str, Any],
-        iterate: Callable[[], Tensor],
-    ) -> Tensor:
-        """Run Newton–Schulz. If the shape was iterated before, only charge its known seconds and bytes."""
-        key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
-        peak, product, copy = memory.peak, work.product, work.copy
-        if work.tape is not None:
-            work.tape.pauses = True
-        if (known := self._iterations.get(key)) is None:
-            memory.peak = before = memory.now
-            update = iterate()
-            known = Iteration(work.product - product, work.copy - copy, memory.peak - before, update.stride())
-            self._iterations[key] = known
-        else:
-            update = matrix.new_empty_strided(matrix.shape, known.stride, dtype=torch.bfloat16)
-            memory.peak = memory.now - update.nbytes + known.peak
-        memory.peak = max(peak, memory.peak)
-        work.product, work.copy = product + known.product, copy + known.copy
-        if work.tape is not None:
-            work.tape.pauses = False
-            work.tape.note(Iterated(known.product, known.copy, known.peak, update.nbytes))
-        return update
-
-    def _charge_once(
+    def _once(
         self, memory: PeakMemory, work: Work, function: Callable[..., Tensor | None], *given: Any
     ) -> Tensor | None:
-        """Run a function of one matrix. If it ran with equal sizes before, only charge its known bytes.
+        """Run a function of one matrix. If it ran with equal sizes before, only charge what it did then.
 
-        A call whose result is a tensor is always run.
+        Newton–Schulz is charged as one sum, and is one step on a tape. If there is a tape, every call of
+        another function is run.
         """
-        key = function.__name__, *map(_look_of, given)
-        if (known := self._charges.get(key)) is not None:
-            for moved in known.copies:
-                work.charge_copy(moved)
-            memory.peak = max(memory.peak, memory.now + known.peak)
-            return None
-        peak, before = memory.peak, memory.now
-        memory.peak, work.tape = before, Tape(0, ())
-        result = function(*given)
-        steps, work.tape = work.tape, None
-        if result is None and memory.now == before and {*steps.steps} <= {"copy"}:
-            self._charges[key] = Charges(steps.sizes, memory.peak - before)
-        memory.peak = max(peak, memory.peak)
+        in_one, tape = function is zeropower_via_newtonschulz, work.tape
+        if tape is not None:
+            if not in_one:
+                return function(*given)
+            tape.pauses = True
+        key = function, *map(_look_of, given)
+        peak, before, product, copy = memory.peak, memory.now, work.product, work.copy
+        block = self._workspace.most
+        if (known := self._charges.get(key)) is None:
+            memory.peak, work.charged, self._workspace.most = before, [], 0
+            result = function(*given)
+            seconds, work.charged = work.charged, None
+            if in_one:
+                seconds = [(work.product - product, work.copy - copy)]
+            known = Charges(seconds, memory.peak - before, self._workspace.most, None)
+            if result is not None:
+                known = known._replace(result=(result.shape, result.stride(), result.dtype))
+            if memory.now == before + (0 if result is None else result.nbytes):  # it keeps nothing else
+                self._charges[key] = known
+        else:
+            result = None
+            if known.result is not None:
+                shape, stride, dtype = known.result
+                result = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+        work.product, work.copy = product, copy
+        for charge in known.seconds:
+            work.charge(*charge)
+        memory.peak, self._workspace.most = max(peak, before + known.peak), max(block, known.block)
+        if tape is not None and result is not None:
+            tape.pauses = False
+            tape.note(Iterated(*known.seconds[0], known.peak, result.nbytes))
         return result
 
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
@@ -452,14 +445,13 @@ class RankWalks:
             lines = self._lines.setdefault((*alike, len(others), *others[:-1]), Lines())
             if (sizes := lines.sizes(first)) is not None:
                 return self._retold(Tape(first, tape.places, lines.tapes[0].steps, sizes), at)
-        step = _step_of(replace(plan, buckets=(bucket,)), at)
+        self._workspace.most = 0
+        step = _step_of(replace(plan, buckets=(bucket,)), at, self._workspace)
         assert step.present is not None
-        if any(entry.gram and bucket.works_on(entry, at) for entry in bucket.entries):
-            self.trace(step_bucket(step.buckets[0], step.present), at)
         trace = self.trace(step_bucket(step.buckets[0], step.present), at, tape)
         if lines is not None and tape is not None:
             lines.add(tape)
-        kept = step.buckets[0].workspace.nbytes()
+        kept = self._workspace.most
         return tuple(replace(turn, peak=turn.peak + kept) for turn in trace) if kept else trace
 
     def _kinds(
@@ -528,7 +520,8 @@ def _fold(
     for number, each in zip(numbers(len(signs)), signs, strict=True):
         grid += number * each.reshape(sizes)
     places = sorted(_roots(plan).union(*slices))
-    np.moveaxis(grid, axes.index("dp"), -1)[..., places] += numbers(len(places))
+    for number, place in zip(numbers(len(places)), places, strict=True):
+        np.moveaxis(grid, axes.index("dp"), 0)[place : place + 1] += number
     folded = []
     for i, size in enumerate(sizes):
         across = np.moveaxis(grid, i, 0).reshape(size, -1)
@@ -585,7 +578,8 @@ def _look_of(given: Any) -> Hashable:
         return given.start, given.stop, given.step
     if isinstance(given, RankBucket):
         return given.plan.gradient.dtype
-    return None if isinstance(given, Mapping) else given  # a walk's groups all have SETTINGS
+    # In a walk, all groups have SETTINGS, and all calls share the workspace.
+    return None if isinstance(given, Mapping | Workspace) else given
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
@@ -607,12 +601,12 @@ def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return with_gradient(shape, dtype, META)
 
 
-def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
+def _step_of(plan: Plan, at: Coordinate, workspace: Workspace) -> PlanStep:
     """One rank's step over a part of a plan, with only the parameters of this part."""
     held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
     for index, (matrix, box) in held.items():
         parameters[index] = ParameterState(_parameter(box.shape, matrix.dtype), SETTINGS, {})
-    step = PlanStep(plan, at, parameters, present=frozenset(held))
+    step = PlanStep(plan, at, parameters, workspace=workspace, present=frozenset(held))
     step.fill_state()
     return step
