@@ -193,9 +193,18 @@ class RankWalks:
     _workspace: Boundless = field(default_factory=Boundless)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
     _lines: dict[Hashable, Lines] = field(default_factory=dict)
+    _last: tuple[Plan, WalkedPlan] | None = None
 
     def rounds(self, plan: Plan) -> WalkedPlan:
-        """Walk one rank of each kind, and return the buckets of a plan's rounds."""
+        """Walk one rank of each kind, and return the buckets of a plan's rounds.
+
+        The last plan is kept, because it is often timed with several windows.
+        """
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, self._rounds(plan)
+        return self._last[1]
+
+    def _rounds(self, plan: Plan) -> WalkedPlan:
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]

@@ -89,7 +89,8 @@ class Work(CountingMode):
         """Add the seconds of an element-wise operation that reads and writes ``moved`` bytes."""
         executes = self.machine.copy_seconds(moved)
         self.charge(0.0, executes)
-        self.charge(0.0, self._start(executes))
+        if starts := self._start(executes):
+            self.charge(0.0, starts)
 
     def charge(self, product: float, copy: float) -> None:
         self.product += product
