@@ -143,8 +143,8 @@ class MomentumShard:
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
-        dtype, blank = gradient_dtype(self.parameter.param), self.parameter.data.new_zeros
-        mine = blank(self.shape, dtype=dtype) if saved is None else self._cut(saved, at)
+        where: Any = {"dtype": gradient_dtype(self.parameter.param), "device": self.parameter.param.device}
+        mine = torch.zeros(self.shape, **where) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)
         if self.flat:
             state["kept"] = self.elements(at)
