@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
 from ..guard.check_groups import plain_number
+from ..newton_schulz import zeropower_via_newtonschulz
+from ..orthogonalizers.iterate import orthogonalize
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
@@ -28,8 +30,8 @@ from ..plan.bucket import parameter_boxes
 from ..plan.layout import Box
 from ..plan.matrix import Parts, held_box
 from ..step.momentum import MomentumShard
-from ..step.orthogonalize import AROUND
 from ..step.parameter_state import group_parts, local_part, placed_alike
+from ..step.rank_bucket import AROUND
 from ..step.single_process import matrices_in
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, gather_objects, global_rank
@@ -212,13 +214,15 @@ class Audit:
         self._calls, self._planned = Counter(), _planned_calls(self.optimizer)
         AROUND.set(self._count)
 
-    def _count(self, matrix: Tensor, group: Mapping[str, Any], iterate: Callable[[], Tensor]) -> Tensor:
-        self._calls[matrix.size(-2), matrix.size(-1)] += math.prod(matrix.shape[:-2])
-        return iterate()
+    def _count(self, function: Callable[..., Any], *given: Any) -> Any:
+        if function in (zeropower_via_newtonschulz, orthogonalize):
+            *stack, rows, columns = given[0].shape
+            self._calls[rows, columns] += math.prod(stack)
+        return function(*given)
 
     def _look_again(self, *_: Any) -> None:
         """After a step: copy parameters and momenta."""
-        AROUND.set(None)
+        AROUND.set(lambda function, *given: function(*given))
         params = {it.name: it.param for it in self._targets()}
         for name, held in self._before.items():
             held.keep({"after": params[name]})

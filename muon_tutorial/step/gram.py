@@ -19,7 +19,7 @@ from ..orthogonalizers.gram import gram_recipe, orthogonalize_shard, packed_gram
 from ..plan.bucket import GRAM_DTYPE
 from ..plan.matrix import SummedGram
 from .orthogonalize import keep_box, take_box
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import AROUND, RankBucket, RankMatrix
 
 Cut = tuple[RankMatrix, SummedGram]
 
@@ -51,7 +51,7 @@ def own_grams(
     packed = inputs[0].new_empty(sum(gram.elements for _, gram in cut), dtype=GRAM_DTYPE)
     for (matrix, gram), box, own in zip(cut, inputs, _each(packed, cut), strict=True):
         with record_function(f"Gram matrix of {matrix.name}"):
-            packed_gram(_shard(box, gram), gram.cut, own, bucket.workspace)
+            AROUND.get()(packed_gram, _shard(box, gram), gram.cut, own, bucket.workspace)
     return packed
 
 
@@ -64,10 +64,9 @@ def multiply_shard(
 ) -> Tensor:  # as box
     """Iterate on a matrix's summed Gram matrix, and multiply this rank's box by the result."""
     group = matrix.parameter.group
+    given = gram.cut, summed, gram_recipe(group), group["eps"], bucket.workspace
     with record_function(f"Newton-Schulz of {matrix.name}"):
-        update = orthogonalize_shard(
-            _shard(box, gram), gram.cut, summed, gram_recipe(group), group["eps"], bucket.workspace
-        )
+        update = AROUND.get()(orthogonalize_shard, _shard(box, gram), *given)
     return update.reshape(box.shape)
 
 

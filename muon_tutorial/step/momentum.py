@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from .parameter_state import (
     placed_as,
     write_back,
 )
-from .rank_bucket import OF_ONE_MATRIX, RankBucket, RankMatrix
+from .rank_bucket import AROUND, RankBucket, RankMatrix
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -49,12 +48,11 @@ def update_momentum(
     inputs: Tensor | Pieces = Pieces(**where)
     if not bucket.travels_in_pieces:
         inputs = torch.zeros(bucket.stored if bucket.contributing else 0, **where)
-    around = OF_ONE_MATRIX.get()
-    move = move_momentum if around is None else partial(around, move_momentum)
+    around = AROUND.get()
     for matrix in bucket.matrices:
         ns_input, is_needed = None, matrix.index in bucket.contributing
         if matrix.numel and matrix.param in present:
-            ns_input = move(bucket, matrix, gradient, scale, is_needed)
+            ns_input = around(move_momentum, bucket, matrix, gradient, scale, is_needed)
         if not is_needed:
             continue
         if isinstance(inputs, Pieces):  # a copy, so that the momentum is not overwritten
@@ -145,8 +143,8 @@ class MomentumShard:
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
-        dtype, blank = gradient_dtype(self.parameter.param), self.parameter.data.new_zeros
-        mine = blank(self.shape, dtype=dtype) if saved is None else self._cut(saved, at)
+        where: Any = {"dtype": gradient_dtype(self.parameter.param), "device": self.parameter.param.device}
+        mine = torch.zeros(self.shape, **where) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)
         if self.flat:
             state["kept"] = self.elements(at)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +19,7 @@ from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
 from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
-from .rank_bucket import RankBucket, RankMatrix
-
-Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
-AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""If set, it replaces Newton–Schulz. It is called with the matrix, its group, and the iterating function."""
+from .rank_bucket import AROUND, RankBucket, RankMatrix
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -132,11 +126,10 @@ def newton_schulz_update(
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    around = AROUND.get()
     if name == STOCK:
         steps = group["ns_steps"], group["ns_coefficients"]
-        iterate = partial(zeropower_via_newtonschulz, matrix, *steps, group["eps"])
+        update = around(zeropower_via_newtonschulz, matrix, *steps, group["eps"])
     else:
-        iterate = partial(orthogonalize_by, matrix, find_recipe(name), group["eps"], workspace)
-    around = AROUND.get()
-    update = iterate() if around is None else around(matrix, group, iterate)
+        update = around(orthogonalize_by, matrix, find_recipe(name), group["eps"], workspace)
     return update if update.shape == whole.shape else update.reshape(whole.shape)

@@ -18,8 +18,10 @@ from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry, Index
 from .parameter_state import MomentumIndex, ParameterState
 
-OF_ONE_MATRIX: ContextVar[Callable[..., Any] | None] = ContextVar("OF_ONE_MATRIX", default=None)
-"""If set, it is called in place of a function of one matrix, and gets that function and its arguments."""
+AROUND: ContextVar[Callable[..., Any]] = ContextVar(
+    "AROUND", default=lambda function, *given: function(*given)
+)
+"""It is called in place of a function of one matrix, and gets that function and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

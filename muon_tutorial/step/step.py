@@ -72,6 +72,7 @@ class PlanStep:
     scale: Tensor | None = None
     present: frozenset[int] | None = None
     sent_early: bool = False
+    workspace: Workspace = field(default_factory=Workspace)
 
     @cached_property
     def momentum_shards(self) -> dict[int, MomentumShard]:
@@ -84,10 +85,8 @@ class PlanStep:
             for momentum in self.momentum_shards.values()
             for shard in momentum.shards
         }
-        workspace = Workspace()
-        return tuple(
-            RankBucket.of(bucket, self.at, self.parameters, index, workspace) for bucket in self.plan.buckets
-        )
+        given = self.at, self.parameters, index, self.workspace
+        return tuple(RankBucket.of(bucket, *given) for bucket in self.plan.buckets)
 
     def fill_state(self) -> None:
         """Fill each parameter's state with the momentum that this rank stores; see ``MomentumShard.fill``."""

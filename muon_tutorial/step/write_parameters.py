@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
 from ..plan.matrix import Index
 from .parameter_state import write_back
-from .rank_bucket import OF_ONE_MATRIX, RankBucket
+from .rank_bucket import AROUND, RankBucket
 
 
 def update_parameters(
@@ -32,14 +31,13 @@ def update_parameters(
     if bucket.plan.parameter.hops:
         assert isinstance(updates, Tensor)
         return step_copies(bucket, updates, present)
-    around = OF_ONE_MATRIX.get()
-    step = step_in_place if around is None else partial(around, step_in_place)
+    around = AROUND.get()
     for matrix in bucket.matrices:
         if not matrix.numel or matrix.param not in present:
             continue
         update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
         group, data = matrix.parameter.group, matrix.parameter.data
-        step(data, matrix.place, update, group, matrix.sides, matrix.shard_range)
+        around(step_in_place, data, matrix.place, update, group, matrix.sides, matrix.shard_range)
     return None
 
 

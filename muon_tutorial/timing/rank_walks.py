@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,15 +23,16 @@ from ..engine.collective import Abreast, Collective, Kind, Label, Walk
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient
+from ..newton_schulz import zeropower_via_newtonschulz
+from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry
 from ..plan.strategies import Plan
-from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
-from ..step.rank_bucket import OF_ONE_MATRIX, RankBucket, RankMatrix
+from ..step.rank_bucket import AROUND, RankBucket, RankMatrix
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
 from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
@@ -117,7 +118,8 @@ class WalkedPlan:
     """All rounds of a plan, walked on one position of each kind.
 
     Along each of the ``axes``, positions with the same work in all rounds are of one kind. ``folded``: for
-    each position along an axis, the number of the walked position that represents it.
+    each position along an axis, the number of the walked position that represents it. The bucket's first
+    axis is last, because NumPy is fastest if the longest axis is last.
     """
 
     rounds: Sequence[Round]
@@ -151,23 +153,28 @@ class Seat(NamedTuple):
     place: int
     parts: int
     nodes: int
-    elsewhere: np.ndarray
-
-
-class Iteration(NamedTuple):
-    """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and strides of the result."""
-
-    product: float
-    copy: float
-    peak: int
-    stride: tuple[int, ...]
+    elsewhere: Sequence[bool]
 
 
 class Charges(NamedTuple):
-    """What a function of one matrix does: its peak bytes, and the bytes that each copy moves."""
+    """What a function of one matrix does: seconds of products and copies, in order, its peak bytes, the bytes
+    of its workspace, and the shape, strides and dtype of its result, if it has one."""
 
-    copies: Sequence[int]
+    seconds: Sequence[tuple[float, float]]
     peak: int
+    block: int
+    result: Any
+
+
+class Boundless(Workspace):
+    """A workspace on the meta device that never grows. ``most``: the bytes of the largest block needed."""
+
+    most = 0
+    room = torch.empty(1 << 60, dtype=torch.uint8, device=META)
+
+    def _block(self, nbytes: int, device: torch.device) -> Tensor:
+        self.most = max(self.most, nbytes)
+        return self.room
 
 
 @dataclass(eq=False)
@@ -182,13 +189,22 @@ class RankWalks:
     _seats: dict[Hashable, Seat] = field(default_factory=dict)
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
-    _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
     _charges: dict[Hashable, Charges] = field(default_factory=dict)
+    _workspace: Boundless = field(default_factory=Boundless)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
     _lines: dict[Hashable, Lines] = field(default_factory=dict)
+    _last: tuple[Plan, WalkedPlan] | None = None
 
     def rounds(self, plan: Plan) -> WalkedPlan:
-        """Walk one rank of each kind, and return the buckets of a plan's rounds."""
+        """Walk one rank of each kind, and return the buckets of a plan's rounds.
+
+        The last plan is kept, because it is often timed with several windows.
+        """
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, self._rounds(plan)
+        return self._last[1]
+
+    def _rounds(self, plan: Plan) -> WalkedPlan:
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]
@@ -204,7 +220,7 @@ class RankWalks:
             for bucket, its, lengths, each in zip(plan.buckets, ids, slices, signs, strict=True)
         ]
         rounds = groupby(buckets, lambda numbered: numbered[0])
-        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes, folded)
+        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes[::-1], folded[::-1])
 
     def agreement(self, plan: Plan) -> Trace:
         """The trace of the ranks' agreement before a step; it is the same on all ranks."""
@@ -220,11 +236,7 @@ class RankWalks:
         answer: Tensor | None = None
         memory, share = PeakMemory() if tape is None else NotedMemory(tape), self._share
         with torch.no_grad(), Work(self.machine, memory, tape) as work, ExitStack() as stack:
-            stack.callback(AROUND.reset, AROUND.set(partial(self._iterate_once, memory, work)))
-            if tape is None and self.machine.cores is None:
-                stack.callback(
-                    OF_ONE_MATRIX.reset, OF_ONE_MATRIX.set(partial(self._charge_once, memory, work))
-                )
+            stack.callback(AROUND.reset, AROUND.set(partial(self._once, memory, work)))
             while True:
                 try:
                     request = walk.send(answer)
@@ -245,54 +257,45 @@ class RankWalks:
                     return tuple(turns)
                 del request
 
-    def _iterate_once(
-        self,
-        memory: PeakMemory,
-        work: Work,
-        matrix: Tensor,
-        group: Mapping[str, Any],
-        iterate: Callable[[], Tensor],
-    ) -> Tensor:
-        """Run Newton–Schulz. If the shape was iterated before, only charge its known seconds and bytes."""
-        key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
-        peak, product, copy = memory.peak, work.product, work.copy
-        if work.tape is not None:
-            work.tape.pauses = True
-        if (known := self._iterations.get(key)) is None:
-            memory.peak = before = memory.now
-            update = iterate()
-            known = Iteration(work.product - product, work.copy - copy, memory.peak - before, update.stride())
-            self._iterations[key] = known
-        else:
-            update = matrix.new_empty_strided(matrix.shape, known.stride, dtype=torch.bfloat16)
-            memory.peak = memory.now - update.nbytes + known.peak
-        memory.peak = max(peak, memory.peak)
-        work.product, work.copy = product + known.product, copy + known.copy
-        if work.tape is not None:
-            work.tape.pauses = False
-            work.tape.note(Iterated(known.product, known.copy, known.peak, update.nbytes))
-        return update
-
-    def _charge_once(
+    def _once(
         self, memory: PeakMemory, work: Work, function: Callable[..., Tensor | None], *given: Any
     ) -> Tensor | None:
-        """Run a function of one matrix. If it ran with equal sizes before, only charge its known bytes.
+        """Run a function of one matrix. If it ran with equal sizes before, only charge what it did then.
 
-        A call whose result is a tensor is always run.
+        Newton–Schulz is charged as one sum, and is one step on a tape. If there is a tape, every call of
+        another function is run.
         """
-        key = function.__name__, *map(_look_of, given)
-        if (known := self._charges.get(key)) is not None:
-            for moved in known.copies:
-                work.charge_copy(moved)
-            memory.peak = max(memory.peak, memory.now + known.peak)
-            return None
-        peak, before = memory.peak, memory.now
-        memory.peak, work.tape = before, Tape(0, ())
-        result = function(*given)
-        steps, work.tape = work.tape, None
-        if result is None and memory.now == before and {*steps.steps} <= {"copy"}:
-            self._charges[key] = Charges(steps.sizes, memory.peak - before)
-        memory.peak = max(peak, memory.peak)
+        in_one, tape = function is zeropower_via_newtonschulz, work.tape
+        if tape is not None:
+            if not in_one:
+                return function(*given)
+            tape.pauses = True
+        key = function, *map(_look_of, given)
+        peak, before, product, copy = memory.peak, memory.now, work.product, work.copy
+        block = self._workspace.most
+        if (known := self._charges.get(key)) is None:
+            memory.peak, work.charged, self._workspace.most = before, [], 0
+            result = function(*given)
+            seconds, work.charged = work.charged, None
+            if in_one:
+                seconds = [(work.product - product, work.copy - copy)]
+            known = Charges(seconds, memory.peak - before, self._workspace.most, None)
+            if result is not None:
+                known = known._replace(result=(result.shape, result.stride(), result.dtype))
+            if memory.now == before + (0 if result is None else result.nbytes):  # it keeps nothing else
+                self._charges[key] = known
+        else:
+            result = None
+            if known.result is not None:
+                shape, stride, dtype = known.result
+                result = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+        work.product, work.copy = product, copy
+        for charge in known.seconds:
+            work.charge(*charge)
+        memory.peak, self._workspace.most = max(peak, before + known.peak), max(block, known.block)
+        if tape is not None and result is not None:
+            tape.pauses = False
+            tape.note(Iterated(*known.seconds[0], known.peak, result.nbytes))
         return result
 
     def _retold(self, tape: Tape, at: Coordinate) -> Trace:
@@ -386,7 +389,7 @@ class RankWalks:
         """Bytes that leave the rank's node: the average in a ring, the exact number in an exchange."""
         seat = self._seat(at, request.axes)
         if request.sends is not None:
-            return int(np.array(request.sends)[seat.elsewhere].sum()) * request.dtype.itemsize
+            return sum(compress(request.sends, seat.elsewhere)) * request.dtype.itemsize
         return sent * seat.nodes // seat.parts if seat.nodes > 1 else 0
 
     def _seat(self, at: Coordinate, axes: tuple[str, ...]) -> Seat:
@@ -394,7 +397,8 @@ class RankWalks:
         if key not in self._seats:
             place, ranks = at.position(*axes), np.array(at.group(*axes))
             node = ranks * 0 if self.machine.between is None else ranks // self.machine.ranks_per_node
-            self._seats[key] = Seat(place, len(ranks), len(np.unique(node)), node != node[place])
+            nodes, elsewhere = np.count_nonzero(np.bincount(node)), (node != node[place]).tolist()
+            self._seats[key] = Seat(place, len(ranks), int(nodes), elsewhere)
         return self._seats[key]
 
     def _bucket(
@@ -432,7 +436,7 @@ class RankWalks:
                 self._known[key] = self._walk(plan, bucket, there, slices), tuple(places)
             trace, seen = self._known[key]
             traces.append(trace)
-        return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
+        return WalkedBucket(tuple(traces), kinds.T.copy(), dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
@@ -450,14 +454,13 @@ class RankWalks:
             lines = self._lines.setdefault((*alike, len(others), *others[:-1]), Lines())
             if (sizes := lines.sizes(first)) is not None:
                 return self._retold(Tape(first, tape.places, lines.tapes[0].steps, sizes), at)
-        step = _step_of(replace(plan, buckets=(bucket,)), at)
+        self._workspace.most = 0
+        step = _step_of(replace(plan, buckets=(bucket,)), at, self._workspace)
         assert step.present is not None
-        if any(entry.gram and bucket.works_on(entry, at) for entry in bucket.entries):
-            self.trace(step_bucket(step.buckets[0], step.present), at)
         trace = self.trace(step_bucket(step.buckets[0], step.present), at, tape)
         if lines is not None and tape is not None:
             lines.add(tape)
-        kept = step.buckets[0].workspace.nbytes()
+        kept = self._workspace.most
         return tuple(replace(turn, peak=turn.peak + kept) for turn in trace) if kept else trace
 
     def _kinds(
@@ -525,10 +528,11 @@ def _fold(
         return draw.integers(1, 1 << 63, count, dtype=np.uint64) | np.uint64(1)
 
     grid = np.zeros(sizes, dtype=np.uint64)
-    for each in signs:
-        grid += numbers(1) * each.reshape(sizes)
-    for place in sorted(_roots(plan).union(*slices)):
-        np.moveaxis(grid, axes.index("dp"), 0)[place : place + 1] += numbers(1)
+    for number, each in zip(numbers(len(signs)), signs, strict=True):
+        grid += number * each.reshape(sizes)
+    places = sorted(_roots(plan).union(*slices))
+    for number, place in zip(numbers(len(places)), places, strict=True):
+        np.moveaxis(grid, axes.index("dp"), 0)[place : place + 1] += number
     folded = []
     for i, size in enumerate(sizes):
         across = np.moveaxis(grid, i, 0).reshape(size, -1)
@@ -585,7 +589,8 @@ def _look_of(given: Any) -> Hashable:
         return given.start, given.stop, given.step
     if isinstance(given, RankBucket):
         return given.plan.gradient.dtype
-    return None if isinstance(given, Mapping) else given  # a walk's groups all have SETTINGS
+    # In a walk, all groups have SETTINGS, and all calls share the workspace.
+    return None if isinstance(given, Mapping | Workspace) else given
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
@@ -607,12 +612,12 @@ def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return with_gradient(shape, dtype, META)
 
 
-def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
+def _step_of(plan: Plan, at: Coordinate, workspace: Workspace) -> PlanStep:
     """One rank's step over a part of a plan, with only the parameters of this part."""
     held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
     for index, (matrix, box) in held.items():
         parameters[index] = ParameterState(_parameter(box.shape, matrix.dtype), SETTINGS, {})
-    step = PlanStep(plan, at, parameters, present=frozenset(held))
+    step = PlanStep(plan, at, parameters, workspace=workspace, present=frozenset(held))
     step.fill_state()
     return step

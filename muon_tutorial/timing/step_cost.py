@@ -210,11 +210,15 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
         and roots.get(turn.root, turn.root) == at.position(*turn.asked.axes)
     )
 
+    clocked = {1.0: whole}
+
     @cache
     def at_factor(factor: float) -> float:
+        if factor not in clocked:  # whoever asks for half the speed often asks for twice the speed, too
+            speeds = Speed(factor), Speed(1 / factor)
+            clocked.update(zip((factor, 1 / factor), run_clocks(walked, speeds, window).seconds, strict=True))
         speed = Speed(factor)
-        step = whole if factor == 1 else run_clocks(walked, (speed,), window).seconds[0]
-        return step + run_alone(asks, speed).seconds + run_alone(averages, speed).seconds
+        return clocked[factor] + run_alone(asks, speed).seconds + run_alone(averages, speed).seconds
 
     return StepEstimate(
         strategy=name,

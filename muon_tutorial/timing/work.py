@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ class Work(CountingMode):
 
     ``product`` sums the seconds of matrix products, ``copy`` the seconds of everything else. Checks that look
     at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of
-    new tensors, and ``tape`` notes the bytes that operations read and write.
+    new tensors, ``tape`` notes the bytes that operations read and write, and ``charged`` lists all charges.
 
     On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
     the GPU still executes an earlier one. So only the time by which ``machine.operation`` exceeds the
@@ -42,6 +42,7 @@ class Work(CountingMode):
     machine: Machine
     memory: PeakMemory | None = None
     tape: Tape | None = None
+    charged: list[tuple[float, float]] | None = None
     product: float = 0.0
     copy: float = 0.0
     operations: int = 0
@@ -56,7 +57,8 @@ class Work(CountingMode):
         kind, kwargs = _kind_of(func), kwargs or {}
         self.operations += 1
         if kind.moves_nothing:  # the most frequent kinds
-            self.copy += 0.0 if self.machine.cores is None else self.machine.operation
+            if self.machine.cores is not None:
+                self.charge(0.0, self.machine.operation)
             result = func(*args, **kwargs)
             if self.memory is not None and not kind.is_view and isinstance(result, Tensor):
                 self.memory.add(result)
@@ -72,8 +74,7 @@ class Work(CountingMode):
             *batch, rows, inner = first.shape
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
-            self.product += executes
-            self._start(executes)
+            self.charge(executes, self._start(executes))
             if self.tape is not None:
                 self.tape.note(object())  # equals no other step, so no two such tapes match
         else:
@@ -87,12 +88,19 @@ class Work(CountingMode):
     def charge_copy(self, moved: int) -> None:
         """Add the seconds of an element-wise operation that reads and writes ``moved`` bytes."""
         executes = self.machine.copy_seconds(moved)
-        self.copy += executes
-        self._start(executes)
+        self.charge(0.0, executes)
+        if starts := self._start(executes):
+            self.charge(0.0, starts)
 
-    def _start(self, executes: float) -> None:
+    def charge(self, product: float, copy: float) -> None:
+        self.product += product
+        self.copy += copy
+        if self.charged is not None:
+            self.charged.append((product, copy))
+
+    def _start(self, executes: float) -> float:
         starts = self.machine.operation
-        self.copy += max(0.0, starts - executes) if self.machine.cores is None else starts
+        return max(0.0, starts - executes) if self.machine.cores is None else starts
 
 
 class _Kind(NamedTuple):
@@ -134,25 +142,27 @@ def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     first = tensors[0] if tensors else None
     if first is None or not first.is_meta or kind.writes:
         return func(*args, **kwargs)
+    empty = partial(torch.empty, dtype=first.dtype, device="meta")  # new_empty takes four times as long
     if kind.product is not None and "dtype" not in kwargs:
         left, right = args[kind.product], args[kind.product + 1]
-        return left.new_empty((*left.shape[:-1], right.shape[-1]))
+        return empty((*left.shape[:-1], right.shape[-1]))
     if kind.name == "_to_copy" and kwargs.keys() == {"dtype"} and _is_row_major(first):
-        return first.new_empty(first.shape, dtype=kwargs["dtype"])
+        return empty(first.shape, dtype=kwargs["dtype"])
     if kwargs:
         return func(*args, **kwargs)
     if kind.name == "aminmax":
-        return first.new_empty(()), first.new_empty(())
+        return empty(()), empty(())
     if kind.name == "linalg_vector_norm" and len(args) <= 2:
-        return first.new_empty(())
+        return empty(())
     dim = args[1] if is_joined and len(args) > 1 else 0
     alike = all(x.dtype == first.dtype for x in tensors if x.ndim or not first.ndim) and _is_row_major(first)
     if is_joined and alike and dim >= 0 and len({(x.ndim, _is_row_major(x)) for x in tensors}) == 1:
         along = sum(x.shape[dim] for x in tensors) if is_cat else len(tensors)
-        return first.new_empty((*first.shape[:dim], along, *first.shape[dim + is_cat :]))
+        return empty((*first.shape[:dim], along, *first.shape[dim + is_cat :]))
     sizes = {x.shape for x in tensors if x.ndim or not first.ndim}
     if kind.is_pointwise and alike and first.is_floating_point() and len(sizes) == 1:
-        return first.new_empty(first.shape, dtype=torch.bool if kind.name in _BOOLEAN else None)
+        dtype = torch.bool if kind.name in _BOOLEAN else first.dtype
+        return empty(first.shape, dtype=dtype)
     return func(*args, **kwargs)
 
 

@@ -253,7 +253,7 @@ def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> 
         seen.report()
     trained(0, model, optimizer)
     assert not optimizer._optimizer_step_pre_hooks
-    assert orthogonalize.AROUND.get() is None
+    assert orthogonalize.AROUND.get() != seen._count
     assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
     bits = [param.clone() for param in model.parameters()]
     torch.manual_seed(0)
