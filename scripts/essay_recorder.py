@@ -173,8 +173,8 @@ def orders(states: Sequence[dict[str, Any]]) -> int:
 
 
 def saboteur_data() -> dict[str, Any]:
-    """For each sabotaged rank, matrix and fault: at each moment, a bit mask per matrix of the ranks that have
-    it wrong.
+    """For each choice of sabotaged rank, matrix and fault: at each moment, one bit mask per matrix, of the
+    ranks where that matrix is wrong.
     """
     runs = {}
     for rank in range(SABOTAGED):

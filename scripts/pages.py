@@ -422,7 +422,7 @@ def beginning(
 
 
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Selections of values to draw, from all of them to fewer and fewer.
+    """Yield selections of values to draw: first all values, then fewer and fewer.
 
     In turn, the controls from the last to the second keep only their pressed value. Then the first
     control keeps every second value, every third, and so on, until only the pressed one is left.

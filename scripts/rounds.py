@@ -54,7 +54,7 @@ EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
-ONE, ALL = 1, None  # bytes of a round: with 1, owners have one matrix each; None is the default
+ONE, ALL = 1, None  # bytes of a round: ``ONE`` gives each owner one matrix; ``ALL`` is the default limit
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "

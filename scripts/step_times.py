@@ -217,7 +217,9 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error; of clearly different times, how many pairs keep order."""
+    """Median, 90th percentile and largest error, and the share of clearly different pairs that are predicted
+    in the right order.
+    """
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie counts as wrong
@@ -254,7 +256,7 @@ class OverlapCase:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSeconds:
-    """Median seconds from before ``backward()`` until gradients are averaged, by kind of round."""
+    """Median seconds of ``backward()`` alone, and with gradients averaged after it or during it."""
 
     seconds: dict[str, float]
     same_bits: bool
@@ -279,7 +281,9 @@ def measure_overlap(cases: Sequence[OverlapCase], rounds: int) -> list[OverlapSe
 
 
 def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, list[float]], bool]:
-    """One rank's seconds by kind, and whether late and early gradients are equal. All ranks must call."""
+    """One rank's seconds for ``ALONE``, ``LATE`` and ``EARLY``, and whether late and early gradients are
+    equal. All ranks must call.
+    """
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": case.ranks}))
     builder = partial(STRATEGIES[case.strategy], round_bytes=4 * WIDTH * WIDTH)

@@ -43,7 +43,8 @@ def create_processgroup_config(
     *,
     tp_dim: TpDim = 0,
 ) -> DistributedConfig:
-    """Make a config from this rank's process groups. Any two of these groups must share this rank only.
+    """Make a config from this rank's process groups. Any two of these groups must have only this rank in
+    common.
 
     Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
     0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of

@@ -251,7 +251,7 @@ class PendingSave:
         """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. Raised only once, on every rank.
+            CheckpointError: nothing was saved. Every rank raises this, but only once.
         """
         if self._saved:
             wait(self._saved)

@@ -44,7 +44,7 @@ def predict(plan: Plan, at: Coordinate) -> Ledger:
 def step_over_ones(
     plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
 ) -> PlanStep:
-    """One rank's step, with ones in all parameters and gradients (on the meta device, without values).
+    """One rank's step, with ones in all parameters and gradients; on the meta device, they have no values.
 
     All parameters are in one group. Its settings are ``SETTINGS``, overridden by ``settings``.
     """

@@ -203,8 +203,8 @@ class _Holding:
 class _Sorter:
     """Sorts a model's parameters.
 
-    ``asked`` has, by id, the reason why AdamW gets each parameter that the model itself calls an embedding.
-    ``moe`` are the names of modules that directly contain experts.
+    ``asked`` has the ids of the parameters that the model itself calls embeddings, each with the reason why
+    AdamW gets it. ``moe`` are the names of modules that directly contain experts.
     """
 
     holdings: Sequence[_Holding]

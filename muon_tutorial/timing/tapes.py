@@ -109,7 +109,7 @@ class NotedMemory(PeakMemory):
 
 @dataclass(slots=True, eq=False)
 class Lines:
-    """The sizes of all walks that differ only in the first slice's length, if sizes are linear in it.
+    """The sizes of all walks that differ only in the first slice's length, if they are linear in that length.
 
     ``tapes``: the first walks. ``slopes``: each size's slope; None until a third walk lies on the lines.
     """

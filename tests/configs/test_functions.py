@@ -80,8 +80,9 @@ REPLACED: dict[str, dict[str, Callable]] = {
 
 
 def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
-    """Yield a name, a config, and whether parameters are cut. Configs have own functions (with or without
-    handles), or a helper's: as a packed plan, one by one, or with some of them replaced."""
+    """Yield a name, a config, and whether parameters are cut. A config has functions of its own (with or
+    without handles), or a helper's: run as a packed plan, called one by one, or partly replaced.
+    """
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     for later, shards in (("", True), ("", False), ("_later", True)):
         for count, side_by_side in product((0, 1, 2, 5), (True, False)):

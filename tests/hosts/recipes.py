@@ -294,7 +294,7 @@ def train(name: str, folder: Path, *arguments: str, forks: int = 0) -> Trained:
 
 
 def check_equal(straight: list[Notes], reference: Reference) -> None:
-    """Assert that every rank ends like one process, within the noise of another order of sums."""
+    """Assert that every rank ends like one process, within the noise that another order of sums causes."""
     for notes in straight:
         assert notes.parameters.keys() == reference.notes.parameters.keys()
         assert distance(notes, reference.notes, of_muon=True) <= MARGIN * reference.muon

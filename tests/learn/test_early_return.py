@@ -67,7 +67,7 @@ def keeps_tickets(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 WRONG_LOOPS = [
-    (keeps_tickets, "2 tickets are kept after their waits, and their matrices: use pop."),
+    (keeps_tickets, "2 tickets are kept after their waits, and they keep their matrices: use pop."),
     (all_at_once, "yours holds 5 at once"),
     (lambda *given: lesson.prefetch(*given[:-1], given[-1] + 1), "yours holds 2 at once"),
     (lesson.one_by_one, "window 2: yours takes 25 ms; 17 ms are enough"),

@@ -44,7 +44,7 @@ def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
 
 
 def _spread(size: int, most: int) -> list[int]:
-    """All places, or ``most`` of them at equal distances, from the first to the last."""
+    """All places or, if there are more than ``most``, that many, spread evenly from the first to the last."""
     if size <= most:
         return list(range(size))
     return [round(place * (size - 1) / (most - 1)) for place in range(most)]

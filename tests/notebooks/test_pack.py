@@ -229,7 +229,9 @@ for_both = pytest.mark.parametrize("script", ["pack", "pages --still"])
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusal:
-    """A function that returns the one line of a script that refuses. No wheel is built."""
+    """A function that runs a script, which must refuse, and returns the one line that it prints. No wheel is
+    built.
+    """
     monkeypatch.setattr(pack, "wheel", lambda: b"a wheel")
 
     def refused(script: str, *arguments: object) -> str:

@@ -160,7 +160,7 @@ def check(found: dict[str, AuditReport]) -> None:
 
 @pytest.mark.parametrize("host", ["fsdp2", "ddp", "zero1"])
 def test_an_audit_names_impostors_over_ranks(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with DETAIL a second DDP ends its process
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with DETAIL, a second DDP aborts
     for found in launch(reports, 2, args=(host,), timeout=60):
         check(found)
 

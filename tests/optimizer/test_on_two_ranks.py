@@ -106,7 +106,7 @@ def added_and_other_on_each_rank(rank: int) -> list[Tensor]:
 
 
 def readied_in_another_order(rank: int, other: str) -> list[Tensor]:
-    """Ready and step two vectors, in another order on each rank."""
+    """Pass two vectors to ``ready_gradients()``, in another order on each rank, and step."""
     model = network()
     muon = Muon([("w", model.one.weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
     rest = [model.one.bias, model.get_parameter(other)]

@@ -237,8 +237,8 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert not recipe.iterates_on_gram(768, 768, share)
     assert recipe.iterates_on_gram(3072, 768, share)
     assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
-    # In units of 2s³, with l = 4s, if half of each symmetric product is computed: a direct step takes 2 for
-    # XXᵀ, ½ for A² and 4 for BX; the Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 at the end.
+    # Half of each symmetric product is computed, and l = 4s. In units of 2s³, a direct step takes 2 for XXᵀ,
+    # ½ for A² and 4 for BX; the Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 at the end.
     n = 2 * 768**3
     assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)

@@ -266,7 +266,7 @@ def line(slope: float, rest: float) -> Lead:
 
 
 def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """A wrong break-even, which takes the lead to be linear in the bandwidth itself."""
+    """A wrong break-even, as if the lead were linear in the bandwidth itself."""
     slow, fast = lead(slowest), lead(fastest)
     if (slow > 0) == (fast > 0):
         return None

@@ -107,7 +107,9 @@ def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
 
 
 def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, Sent]]:
-    """Count a step of AdamW and of each strategy of Muon, in both dtypes. Must be called by all ranks."""
+    """Count the bytes sent in a step of AdamW and of each strategy of Muon, in both dtypes. Must be called by
+    all ranks.
+    """
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}

@@ -199,7 +199,9 @@ def _judge_schedule(schedule: Schedule) -> str | None:
 
 
 def with_window_3(computes: float, waits: float, count: int) -> float:
-    """The exercise's reference: a recorded loop's milliseconds with a window of 3, from those with 1."""
+    """The exercise's reference: a loop's milliseconds with a window of 3, predicted from a recording with a
+    window of 1.
+    """
     return makespan([waits / count] * count, [computes / count] * count, 3)
 
 

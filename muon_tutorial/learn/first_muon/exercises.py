@@ -73,7 +73,7 @@ def shares_by_index(costs: Sequence[float], ranks: int) -> float:
 
 
 def _in_shares(loads: Sequence[float]) -> float:
-    """The busiest rank's work in fair shares."""
+    """The busiest rank's work, divided by a fair share."""
     return max(loads) * len(loads) / sum(loads)
 
 

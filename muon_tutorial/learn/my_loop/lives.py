@@ -157,7 +157,7 @@ def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """Two runs to compare a life with: one that resumes on its own grid, and one without a kill."""
+    """Two runs to compare a life with: one that resumes on the same grid, and one without a kill."""
 
     same_grid: RunLife
     undisturbed: RunLife

@@ -40,7 +40,7 @@ def sharded_off() -> float:
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Two updates of gate stacked on up, (688 + 688) × 256: orthogonalized as one matrix, and as two.
+    """The update of gate stacked on up, (688 + 688) × 256: orthogonalized as one matrix, and as two.
 
     Gate's gradient is multiplied by ``scale``.
     """
