@@ -82,8 +82,9 @@ def run_writer(
 ) -> int:
     """The command line of a script that writes into a folder; returns the exit code.
 
-    ``write`` gets the folder of ``--out``, which is ``target`` by default. With ``names``, a help text, the
-    command also takes lessons' names, and passes them to ``write``. ``still`` adds the option ``--still``.
+    ``write`` gets the folder of ``--out``, which is ``target`` by default. If ``names`` (a help text) is
+    given, the command also takes lessons' names, and passes them to ``write``. ``still`` adds the option
+    ``--still``.
     """
     parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
     default = target.relative_to(ROOT)

@@ -111,7 +111,7 @@ def run(
 
     Raises:
         PapermillExecutionError: a cell raised.
-        NotebookProblemsError: the guards found what papermill does not look for.
+        NotebookProblemsError: the guards found problems that papermill does not look for.
     """
     refuse(undeclared_parameters(notebook, parameters or ()))
     executed = execute(notebook, parameters, before)

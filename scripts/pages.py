@@ -57,7 +57,7 @@ from scripts.shells import displayed, widget_cells
 TARGET = ROOT / "dist" / "pages"
 NAMES = "beginnings of the notebooks' names: 00, 01 …"
 TEMPLATES = Path(__file__).parent
-MOST_POSITIONS = 2_000  # pictures of one widget; a page has no room for the millions of some sliders
+MOST_POSITIONS = 2_000  # pictures of one widget; some have millions of positions, too many for a page
 PAGE_BYTES = 1_900_000  # bytes of a page's pictures; with its text, the page has about 2 MB
 DESCRIPTION = """Muon makes all directions of a weight update equally strong, and for that it needs the
 whole matrix; but a model that is spread over processes has no whole matrix anywhere. This course

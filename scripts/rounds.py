@@ -74,7 +74,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class SleepCase:
-    """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest matrix, a rank sleeps ``seconds``.
+    """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz, ``seconds`` for the costliest.
 
     ``limit``: the strategies' ``round_bytes``; None leaves the default.
     """

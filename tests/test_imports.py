@@ -230,7 +230,7 @@ def test_the_package_keeps_its_floors() -> None:
 
 
 def test_the_package_names_its_own_modules_relatively() -> None:
-    """Such imports should have one form. ``__main__`` may differ, because only it may be run as a file.
+    """Internal imports should have one form. ``__main__`` may differ, because only it may be run as a file.
 
     zero3.py differs because it is a file as readers write it.
     """

@@ -21,9 +21,9 @@ The files:
   and the SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor.
   ``groups``: for each NAME, its state's entries and its hyperparameters, as
   ``{"optimizer": "muon" or "adamw", "state": […], "group": {"lr": …, …}}``. Hyperparameters are saved per
-  parameter, so a load may arrange parameters in other groups; tensors among them are saved as numbers.
-  ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``. The file begins
-  with the SHA-256 of its content.
+  parameter, so a load may arrange parameters in other groups; hyperparameters that are tensors are saved as
+  numbers. ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``. The
+  file begins with the SHA-256 of its content.
 
 Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state. Gradients are not saved
 either, even after ``ready_gradients()``: save after ``step()``.

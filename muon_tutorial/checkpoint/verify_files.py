@@ -65,7 +65,7 @@ def _check_files(folder: OpenFolder, found: Manifest, sizes: Mapping[str, int]) 
 
 
 def verify_hashes(saved: OpenCheckpoint, rank: int, ranks: int) -> None:
-    """Compare the hashes of this rank's share of the files with the manifest; one rank reads each file."""
+    """Compare the hashes of this rank's share of the files with the manifest; only one rank reads a file."""
     files = saved.manifest.files
     for name in sorted(files, key=lambda name: files[name].size)[rank::ranks]:
         digest = hashlib.sha256()

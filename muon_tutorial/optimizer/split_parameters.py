@@ -16,8 +16,8 @@ are the choices and their sources:
   ``dt_bias`` are rates and gains, even as matrices, because they never multiply an input as a matrix.
 - Routers are output heads that choose experts, and opinions on them differ. MuLoCo's torchtitan
   (facebookresearch/MuLoCo, torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does
-  an option of Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504). Megatron-LM by default and
-  GLM-4.5 (arXiv 2508.06471, section 2.4) give them to Muon. Here AdamW gets them.
+  an option of Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504). By default Megatron-LM gives
+  them to Muon, and so does GLM-4.5 (arXiv 2508.06471, section 2.4). Here AdamW gets them.
 - Moonlight (arXiv 2502.16982) and GLM-4.5 train experts with Muon, each matrix on its own. Experts in
   three-dimensional stacks need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they go to
   Muon only with ``experts="muon"``.

@@ -172,7 +172,7 @@ class PiecesInSlices(LocalShards):
 
 @dataclass(frozen=True, slots=True)
 class WholeMatrices(Layout):
-    """The workers of each matrix hold it, one matrix after the other; other ranks hold nothing.
+    """A rank's buffer holds the matrices of which it is a worker, one after the other, and nothing else.
 
     With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, a worker holds its whole
     tensor-parallel piece, flat. On the way back, the ``"owner"`` sends to all ranks, but the ``"holders"``

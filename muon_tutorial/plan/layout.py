@@ -217,7 +217,7 @@ class HopPieces:
 
 @dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Hop:
-    """One change of placement of a tensor of ``shape`` along one axis.
+    """One change of a tensor's placement along one axis.
 
     ``shape`` is the shape that a rank would hold if this axis replicated the tensor; other axes may cut it.
     """

@@ -69,9 +69,10 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     takes up to ``limit.each`` bytes per position. If the largest job has more bytes, they are the limit. The
     costliest jobs are placed first, each in the first round that has room.
 
-    A round's first job also limits the work of each position. A position whose bytes allow n such jobs gets
-    at most n times the work of one. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
-    by number, and sent from the last to the first, as backward completes gradients.
+    A round's first job also limits the work of each position. If a position's bytes allow n jobs like the
+    first, the position gets at most n times that job's work. This keeps a round's ranks about equally busy.
+    Rounds and jobs are sorted by number, and sent from the last to the first, as backward completes
+    gradients.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

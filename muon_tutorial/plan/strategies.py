@@ -500,7 +500,7 @@ def _stored_in_slices(
 
 
 def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Make a bucket whose owners all_reduce updates. A rank's buffer is zero outside its own matrices."""
+    """Make a bucket that shares updates by all_reduce. A rank's buffer is zero outside its own matrices."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)

@@ -91,7 +91,7 @@ def agree_on_gradients(
 ) -> Walk:
     """Return, for each gradient, whether any rank has it. All ranks must run this; their answers are equal.
 
-    Each rank sends two hashes, of its fingerprint and of which gradients it has, and the largest ratio of an
+    Each rank sends a hash of its fingerprint, a hash of which gradients it has, and the largest ratio of an
     element to its limit. The ratio is infinite if an element is not finite. On the meta device, where tensors
     have no values, all gradients are assumed to exist.
 

@@ -465,7 +465,7 @@ def say_layout(plan: ModelPlan) -> str:
 
 
 def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
-    """The strategies that accept a grid's parameters, without duplicates. ``dp_shard`` adds the baseline."""
+    """The strategies that can run on a grid, without duplicates. ``dp_shard`` adds the baseline."""
     if sizes[SHARDING] > 1:
         return {**SHARDED, **GATHER_ALL}
     return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP

@@ -229,7 +229,7 @@ def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[
 @pytest.mark.parametrize("kills", ["a few", left_out("at every call, and within some of the writes")])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_leaves_the_old_or_the_new(name: str, kills: str, tmp_path: Path) -> None:
-    """The saver is killed at four points or, in the exhaustive run, at twenty writes and all other points."""
+    """The saver is killed at four points or, in the exhaustive run, at twenty writes and all non-writes."""
     draw = random.Random(name)
 
     def points(passed: list[str]) -> list[int]:

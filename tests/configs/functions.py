@@ -1,4 +1,4 @@
-"""A user's own three functions for parameters cut along dimension 0: plain, with handles, and with bugs.
+"""A user's own three functions for parameters cut along dimension 0, and versions with handles or bugs.
 
 ``state["shards"]`` says whether ranks hold equal runs of rows; otherwise every rank holds all rows.
 """

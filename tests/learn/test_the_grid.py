@@ -25,7 +25,7 @@ def made(*lists: Any) -> Any:
 
 
 def with_dp_groups(dp_groups: Any) -> Any:
-    """An answer with the right tp groups. ``dp_groups`` makes its dp groups from the right dp groups."""
+    """An answer with the right tp groups. ``dp_groups`` turns the right dp groups into the answer's."""
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
 
 

@@ -188,5 +188,5 @@ def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
 def test_a_lane_can_be_run_anew_and_begins_where_the_recording_does() -> None:
     race = why_muon.recorded_race()
     lanes = [why_muon.run_lane(who, 0.02, 0.005, 2, seed=0) for who in RACERS]
-    assert len({lane.losses for lane in lanes}) == 1  # judged only before the first step
+    assert len({lane.losses for lane in lanes}) == 1  # the losses are measured only before the first step
     assert lanes[0].losses[0] == pytest.approx(race.best("Muon").losses[0], abs=0.2)

@@ -45,7 +45,7 @@ def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None
 
 
 def turn_one_sign(tensor: Tensor) -> None:
-    """Flip the sign, the highest bit, of one element: a sum modulo any smaller power of two would miss it."""
+    """Flip the sign of one element: its highest bit, which a sum modulo a small power of two would miss."""
     tensor.view(-1)[-2:][0] *= -1
 
 

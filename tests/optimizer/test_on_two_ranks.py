@@ -1,4 +1,4 @@
-"""Users' calls around a pair of optimizers on two ranks work as in one process, or are refused on both."""
+"""On two ranks, users' calls around a pair of optimizers work as in one process, or both refuse them."""
 
 from __future__ import annotations
 

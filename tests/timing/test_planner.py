@@ -422,7 +422,7 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     ahead, behind = sorted((crossing, within), key=lambda one: one.seconds)
 
     def slower(factor: float) -> float:
-        """The winner's time if it sent many more bytes, so that it falls behind on slow links."""
+        """The winner's time as if it sent many more bytes, and so fell behind on slow links."""
         return ahead.seconds + (behind.seconds - ahead.seconds) * 4 * (1 / factor - 1)
 
     bound = replace(ahead, at_factor=(slower,))

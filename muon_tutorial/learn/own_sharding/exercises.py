@@ -333,7 +333,7 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def sent(entries: int, ranks: int, item: int, times: tuple[int, int] = (2, 3)) -> dict[str, int]:
-    """The exercise's reference: bytes that a rank sends along dp, on a ring, in so many collectives each."""
+    """The exercise's reference: bytes that a rank sends along dp in ``times`` ring collectives per ZeRO."""
     once = (ranks - 1) * entries * item // ranks
     return {"ZeRO-1": times[0] * once, "ZeRO-3": times[1] * once}
 

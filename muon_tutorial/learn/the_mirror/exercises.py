@@ -222,7 +222,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
         job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
         try:
             walk: Any = value_of(step, job, job.step.plan.buckets[0], job.step.at)
-        except MistakeError as mistake:  # without any `yield from`, the step runs at once
+        except MistakeError as mistake:  # without any `yield from`, the call runs the whole step
             raise MistakeError(f"{mistake}{_NOT_WALKED if 'generator' in str(mistake) else ''}") from None
         if not inspect.isgenerator(walk):
             raise MistakeError("The step makes no request: phases that send need yield from travel(…).")

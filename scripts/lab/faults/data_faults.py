@@ -31,9 +31,9 @@ class DataFault:
     """A change in what a faulty rank builds (``build``), or an action before one step (``strike``).
 
     ``everywhere``: all ranks are faulty. ``ready``: all ranks call ``ready_gradients()`` before the strike.
-    ``repairable``: if the step refuses, it succeeds after ``repair`` and with new gradients. ``turns``: how
-    often the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports the
-    error. ``needs_guard``: only a comparison of ranks during the run can detect it. ``fits``: whether it
+    ``repairable``: a step that was refused succeeds once ``repair`` has run and gradients are new. ``turns``:
+    how often the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports
+    the error. ``needs_guard``: only a comparison of ranks during the run can detect it. ``fits``: whether it
     applies to a strategy, dp and tp.
     """
 

@@ -186,7 +186,7 @@ class Job:
 def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
-    """Run a job that loses a node or link several times. Returns whether it ends like an undisturbed one,
+    """Run a job that several times loses a node or link. Returns whether it ends like an undisturbed one,
     and the seconds from each loss to the next step."""
     whole = folder / "alone"
     command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
@@ -212,7 +212,7 @@ def disturbed(
 
 
 def main() -> int:
-    """Disturb jobs and show each; every fourth may continue on one node. Returns 1 if a job failed."""
+    """Disturb jobs and say how each ends; every fourth may go on with one node. Returns 1 if a job failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)

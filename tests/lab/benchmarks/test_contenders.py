@@ -1,4 +1,4 @@
-"""Every contender's bytes are known before they are sent, and the table over batches shows known costs."""
+"""Every contender sends exactly the computed bytes, and known seconds give the right table over batches."""
 
 from __future__ import annotations
 

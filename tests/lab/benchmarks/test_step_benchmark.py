@@ -113,7 +113,7 @@ def test_memory_and_products_are_those_of_the_first_step(run: StepRun) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("you_jiacheng", "bf16"), ("three_steps", "fp32")])
 def test_products_in_place_are_counted_too(name: str, kind: str) -> None:
     G, recipe = torch.ones(400, 400), RECIPES[name]
-    orthogonalize(G, recipe)  # trying things out once is not counted
+    orthogonalize(G, recipe)  # the one-time trials in the first call are not counted
     seen = watch(lambda: orthogonalize(G, recipe), torch.device("cpu"))
     assert seen.operations == {kind: pytest.approx(flops(recipe, 400, 400, "direct", symmetric_share(400)))}
 

@@ -112,7 +112,7 @@ def step_moves_nothing() -> float:
 
 
 def submatrices(D: int) -> list[Matrix]:
-    """The rows that Dion2 orthogonalizes in eight layers of width 5120: a quarter, in D shards.
+    """Rows that Dion2 orthogonalizes in eight layers of width 5120: a quarter of each matrix, in D shards.
 
     The shapes follow from the published all_to_alls: each of two ranks sends 640 rows of a matrix with 5120
     rows, and 2560 rows of one with 20480.

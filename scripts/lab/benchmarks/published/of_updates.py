@@ -21,7 +21,7 @@ def quintic(X: Tensor, steps: int = DEFAULT_STEPS) -> Tensor:
 
 
 def orthogonalized(G: Tensor, parts: int = 1) -> Tensor:
-    """Orthogonalize each of ``parts`` blocks of rows alone."""
+    """Orthogonalize each of ``parts`` blocks of rows on its own."""
     if parts > 1:
         return torch.cat([orthogonalized(part) for part in G.chunk(parts)])
     X = G / G.norm()
