@@ -369,8 +369,6 @@ in_turn.check(one_f_one_b)
 lesson.draw_pipelines({"GPipe": gpipe, "1F1B": in_turn.accepted_or(lesson.one_f_one_b)})
 
 # %% [markdown]
-# 1F1B saves memory, not time.
-#
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # Here a stage is one layer. Save the following as `test_pipeline.py` in an empty folder, and write `pipeline.py` with

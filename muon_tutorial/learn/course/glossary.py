@@ -104,6 +104,7 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
 ledger | 10 | A list of every request of a step, in bytes.
+ZeRO-3 | 11 | The third form of ZeRO: weights and gradients are cut, too, and a layer is gathered to be used.
 FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
 empty shard | 11 | The shard of a rank for which no row was left. The rank still makes all calls, with empty
