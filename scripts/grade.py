@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,15 +25,35 @@ from scripts.points import POINTS, exercises_of, points_of, test_of
 TESTS = {build: test_of(build, lesson) for build, (lesson, _) in BUILDS.items()}
 
 
+COUNTED = """\
+from muon_tutorial.learn import builds as _builds
+def _run(*stages, _of=_builds.run, **how):
+    for stage in stages:
+        _of(stage, **how)
+        open({path!r}, "a").write(".")
+_builds.run = _run
+"""
+"""Before a test: each green stage writes a dot to a file, where a student's own lines do not count."""
+
+
 def try_build(build: str, folder: Path) -> tuple[int, str]:
-    """Run a build's test in a student's folder: the points of its green stages, and what went wrong."""
+    """Run a build's test beside the reference's other builds: points of green stages, and what went wrong."""
     if not (folder / f"{build}.py").exists():
-        return 0, ""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    start = [sys.executable, "-c", TESTS[build]]
-    run = subprocess.run(start, cwd=folder, env=environ, capture_output=True, text=True)
+        return 0, f"{build}: not handed in"
+    with TemporaryDirectory() as made, TemporaryDirectory() as other:
+        for path in folder.glob("*.py"):
+            if path.stem == build or path.stem not in BUILDS:
+                shutil.copy(path, made)
+        dots = Path(other, "green")
+        start = [sys.executable, "-c", COUNTED.format(path=str(dots)) + TESTS[build]]
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
+        run = subprocess.run(start, cwd=made, env=environ, capture_output=True, text=True)
+        green = len(dots.read_text()) if dots.exists() else 0
+    points = POINTS["Hard"] * green
+    if points == points_of(TESTS[build]):
+        return points, ""
     wrong = re.search(r"^.*(?:raised \w+|Error): .*", run.stderr, re.MULTILINE)
-    return POINTS["Hard"] * run.stdout.count("green "), f"{build}: {wrong[0]}" if wrong else ""
+    return points, f"{build}: {wrong[0] if wrong else 'its test ended before the last stage'}"
 
 
 def answers() -> dict[tuple[str, ...], int]:
@@ -47,6 +69,8 @@ def try_my_muon(folder: Path) -> tuple[int, str]:
     """The points of a student's my_muon.py, each answer tried in the reference; and what went wrong."""
     mine, points = keep.read_mine(folder), 0
     wrong = list(mine.problems)
+    if not mine.blocks and not wrong:
+        wrong += [f"{keep.FILE}: no function in it that a checker of the course has written"]
     for names, worth in answers().items():
         if set(names) <= set(mine.blocks):
             problem = keep.try_on_ranks({name: mine.blocks[name] for name in names})
@@ -57,6 +81,8 @@ def try_my_muon(folder: Path) -> tuple[int, str]:
 
 def main(folders: list[str]) -> None:
     """Print a row for each folder; below it, what went wrong."""
+    if lost := [name for name in folders if not Path(name).is_dir()] or ([] if folders else ["(none named)"]):
+        sys.exit(f"{__doc__}\nno such folder: {', '.join(lost)}")
     most = [sum(answers().values()), *map(points_of, TESTS.values())]
     for name, cells in (("", ["my_muon", *BUILDS, "points"]), ("at most", [*most, sum(most)])):
         print(f"{name:<24}" + "".join(f"{cell:>10}" for cell in cells))

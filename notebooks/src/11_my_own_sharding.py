@@ -76,8 +76,8 @@ def muon_step(params, momenta, owners, config, lr):
 # J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
 # must call both.
 #
-# Along dp, ZeRO-1 keeps weights whole; ZeRO-3 cuts them: **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk`
-# does. Let the *last* rank own this matrix:
+# Along dp, ZeRO-1 keeps weights whole; **ZeRO-3** cuts them: **FSDP2** (PyTorch's `fully_shard`) cuts rows as
+# `torch.chunk` does. Let the *last* rank own this matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")

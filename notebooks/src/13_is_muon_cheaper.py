@@ -503,7 +503,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# How many times as many steps must AdamW take, so that both need the same time?
+# AdamW's steps are faster. How many times as many may it take in Muon's time?
 #
 # *Easy · 2 minutes · required*
 
@@ -534,11 +534,19 @@ for tokens in lesson.TOKENS:
     print(f"{tokens:>9,} tokens a step: {more_steps(at.adamw_seconds, at.muon_seconds):.2f} times as many")
 
 # %% [markdown]
-# If AdamW takes as many steps, it stays ahead: no number is below 1. Muon is cheaper in time if it saves more steps
-# than that, which is easy at large batches. On slow links?
+# No number is below 1, so with as many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from 262,144
+# tokens on. On the slowest link, from where on does each strategy lead?
 
 # %%
 lesson.explore_costs(live=widgets)
+
+# %% [markdown]
+# <details><summary>Compare</summary>
+#
+# In float32, `boundary` leads from 65,536 tokens on, because it sends hardly more than AdamW. `layerwise` leads from
+# 1,048,576 on, and `zero1`, which sends most, only from 2,097,152.
+#
+# </details>
 
 # %% [markdown]
 # So far ranks were few, and the next lesson asks what changes with thousands.

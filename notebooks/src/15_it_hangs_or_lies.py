@@ -194,6 +194,9 @@ accusing.check(suspects)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# A rank that waits itself may only be held up by another one. So of those that are waited for, only ranks that do not
+# wait are suspect.
+#
 # ```python
 # def suspects(pairs):
 #     waiting = {rank for rank, _ in pairs}

@@ -13,7 +13,7 @@ from muon_tutorial.learn import builds
 from muon_tutorial.learn.builds.reference import ring
 from muon_tutorial.learn.my_muon import blocks
 from scripts.files import ROOT
-from scripts.grade import TESTS, main
+from scripts.grade import TESTS, main, try_build, try_my_muon
 from scripts.points import POINTS, points_of
 
 REFERENCE = Path(builds.__file__).parent / "reference"
@@ -87,7 +87,25 @@ WRONG = {
         "def step(stage, batches, rank, ranks):",
         "def step(stage, batches, *at):\n    for each in batches:\n        one(stage, [each], *at)\n\n\n"
         "def one(stage, batches, rank, ranks):",
-        "only one rank computes at a time",
+        "ranks wait for each other",
+    ),
+    "a whole batch as one micro-batch": (
+        "pipeline",
+        "    pairs = []\n",
+        "    pairs, batches = [], [torch.cat(batches) if rank == 0 else None]\n",
+        r"a stage computes \(20, 6\)",
+    ),
+    "a message to all": (
+        "pipeline",
+        "    pairs = []\n",
+        "    dist.all_reduce(torch.zeros(1))\n    pairs = []\n",
+        "all_reduce is called",
+    ),
+    "a message too many": (
+        "pipeline",
+        "    dist.recv(x, source)\n",
+        "    dist.recv(x, source)\n    dist.isend(x, source, tag=1)\n",
+        "messages, and not",
     ),
     "gradients of one dp rank alone": (
         "one_page",
@@ -105,8 +123,23 @@ WRONG = {
         "one_page",
         "X = self.gather_over_tp(matrix, x)",
         "X = self.own_piece(matrix, x).repeat(self.tp, 1)",
-        "your_optimizer_on_your_zero3",
+        "on_a_grid",
     ),
+    "columns put together as rows": (
+        "one_page",
+        "enumerate(received)], matrix.tp_dim)",
+        "enumerate(received)])",
+        "on_a_grid",
+    ),
+    "a momentum that nobody uses": (
+        "one_page",
+        "self.momentum.lerp_(grad, 1 - self.mu)\n        x = grad.lerp(self.momentum, self.mu)",
+        "self.used = getattr(self, 'used', torch.zeros_like(grad)).lerp_(grad, 1 - self.mu)\n"
+        "        x = grad.lerp(self.used, self.mu)",
+        "momentum are not those of one process",
+    ),
+    "torch's own learning rate": ("one_page", "lr=0.02", "lr=0.001", "step 0: not the bits"),
+    "gradients that nobody clears": ("one_page", "self.grads.zero_()", "pass", "step 1: not the bits"),
 }
 
 
@@ -146,6 +179,25 @@ def test_a_build_is_completed_by_the_reference_and_a_line_says_so(
     assert (found.all_gather(), found.all_reduce) == ("mine", ring.all_reduce)
     line = "ring.py, yours: all_gather; from the reference: reduce_scatter, all_reduce, broadcast, all_to_all"
     assert builds.say_whose("ring") == line
+
+
+def test_a_students_own_lines_give_no_points_and_a_broken_ring_costs_none_of_zero3(tmp_path: Path) -> None:
+    (tmp_path / "ring.py").write_text('print("green 1/1 " * 9)\nraise SystemExit\n', encoding="utf-8")
+    (tmp_path / "pipeline.py").write_text(SOLUTIONS["pipeline"], encoding="utf-8")
+    points, wrong = try_build("ring", tmp_path)
+    assert (points, wrong.endswith("raised SystemExit")) == (0, True)
+    assert try_build("pipeline", tmp_path) == (8, "")
+    assert try_build("zero3", tmp_path) == (0, "zero3: not handed in")
+    (tmp_path / "zero3.py").write_text(SOLUTIONS["zero3"], encoding="utf-8")
+    assert try_build("zero3", tmp_path) == (points_of(TESTS["zero3"]), "")
+
+
+def test_what_cannot_be_graded_is_said(tmp_path: Path) -> None:
+    (tmp_path / "my_muon.py").write_text("def newton_schulz(X): return X\n", encoding="utf-8")
+    assert "no function in it" in try_my_muon(tmp_path)[1]
+    for folders in ([], [str(tmp_path / "nosuch")]):
+        with pytest.raises(SystemExit, match="no such folder"):
+            main(folders)
 
 
 def test_grades_are_points_of_right_answers_and_green_stages(

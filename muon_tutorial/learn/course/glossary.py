@@ -104,6 +104,7 @@ stepping world | 09 | All ranks in one process, as generators, so that one can s
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.
 hop (hops) | 09 | One change of how one axis holds a tensor, such as cut → whole on all.
 ledger | 10 | A list of every request of a step, in bytes.
+ZeRO-3 | 11 | The third form of ZeRO: weights and gradients are cut, too, and a layer is gathered to be used.
 FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathers it
     for the moment it is used.
 empty shard | 11 | The shard of a rank for which no row was left. The rank still makes all calls, with empty
@@ -118,6 +119,10 @@ prefetch | 12 | To ask for data that a later computation needs, before computing
 window | 12 | How many matrices or buckets a rank may have asked for and not yet finished.
 timed world | 12 | Ranks as generators, each with a clock; work and messages cost what a machine's file
     says, and nothing is sent.
+stage | 12 | In a pipeline: a rank, or some, with a run of the model's layers.
+micro-batch (micro-batches) | 12 | A small part of a batch, which goes through a pipeline by itself.
+1F1B | 12 | An order for pipelines: each stage begins with few forwards, then does one backward before each
+    other forward.
 bus | 12 | One link that all ranks share. While one of them sends, the others wait.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
 like for like | 13 | A comparison in which both sides do the same work, from the same start to the same end.

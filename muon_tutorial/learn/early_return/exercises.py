@@ -176,7 +176,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: the order of work under 1F1B, the only one that takes no longer and keeps least."""
-    hints = ("How many forwards must stage 0 have done, until the first gradient is back?",)
+    hints = ("While a micro-batch goes there and back, for how many can stage 0 do F and B?",)
     praise = "As idle as GPipe, but a stage keeps no more micro-batches than there are stages from it on."
     return Exercise(_judge_schedule, hints, praise)
 

@@ -173,8 +173,8 @@ def explore_recording(
 
     links = list(dict.fromkeys(step.link for step in recording.steps))[::-1]
     buttons = {"link": choice("link", links), "window": choice("window", (1, 3))}
-    buttons["strategy"] = choice("strategy", ("zero1", "owner"))
-    return show(draw, draw(links[0], 3, "zero1"), live, **buttons)
+    buttons["strategy"] = choice("strategy", ("owner", "zero1"))
+    return show(draw, draw(links[0], 3, "owner"), live, **buttons)
 
 
 def draw_pipelines(schedules: Mapping[str, Schedule], stages: int = 4, micro: int = 6) -> Picture:

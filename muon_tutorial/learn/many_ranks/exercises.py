@@ -9,7 +9,7 @@ from typing import Any
 from ..exercises.judge import Exercise, beside, guesses, numbers, written
 from .scaling import RANKS, UNSEEN, step_at, steps
 
-SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True, few=2, many=5)
+SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True, alone=2, whole=5)
 
 
 def unseen() -> dict[str, Any]:
