@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Kimi K2, a model of a trillion parameters, was trained with Muon, which needs whole matrices. How do processes that
-# hold only pieces take a step together, and end with exactly the bits of a single process?
+# Kimi K2, a model of a trillion parameters, was trained with Muon; in published runs, AdamW takes 1.1 to about 2 times
+# as many steps to the same loss. But Muon needs whole matrices, so how do processes that hold only pieces take a step
+# together, and end with exactly the bits of a single process?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.

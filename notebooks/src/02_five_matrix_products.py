@@ -407,26 +407,37 @@ print(f"largest entry off the diagonal: {off_diagonal.abs().max():.0e}")
 print("only singular values have moved:", lesson.only_values_moved(X, Y))
 
 # %% [markdown]
-# Your bounds are for values that begin at 0.01 or above. How many of X's keep to them, the quieter ones included?
+# Your bounds are for values that begin at 0.01 or above. A few of `S` begin lower. How many of these end within the
+# bounds, too?
 #
-# *Easy · 1 minute · required*
+# <details><summary>Hint</summary>
+#
+# `S.min()` is the quietest. Put it through your polynomial, `steps` times.
+#
+# </details>
+#
+# *Medium · 3 minutes · required*
 
 # %% tags=["stub", "predict"]
-keep = ...  # of len(S) values
+keep = ...  # of the (S < 0.01).sum() values
 
 # %% tags=["answer"]
 low, high = lesson.bounds_after(steps)
-print(lesson.say_bounds(X, Y, (low, high)))
-values = torch.linalg.svdvals(Y)
-compare({"keep": keep}, {"keep": int(((values > low - 1e-6) & (values < high + 1e-6)).sum())})
+ends = inside.diag()[S < 0.01]
+compare({"keep": keep}, {"keep": int(((ends > low) & (ends < high)).sum())})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# All of them, in this matrix: even those that begin a little below 0.01 get past the lower bound.
+# After five steps, all three of them. Each step makes a quiet value more than three times as large, so after four even
+# the quietest is loud, and from there no value falls below your bounds.
 #
 # ```python
-# keep = len(S)
+# quiet = S[S < 0.01]
+# for step in range(steps):
+#     quiet = a * quiet + b * quiet**3 + c * quiet**5
+# low, high = lesson.bounds_after(steps)
+# keep = int(((quiet > low) & (quiet < high)).sum())
 # ```
 #
 # </details>

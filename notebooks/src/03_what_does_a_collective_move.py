@@ -290,52 +290,63 @@ hard.check(ring_reduce_scatter)
 # <details><summary>A build of 75 minutes, without a stub: all the collectives of a ring</summary>
 #
 # Save the following as `test_ring.py` in an empty folder and run it with `python test_ring.py`. It fails, because
-# there is no `ring.py`. Write that file until all three stages are green. The second wants `dist.isend`,
-# `dist.irecv`, `dist.send` and `dist.recv` alone, each to the next rank or from the one before, and the third counts
-# messages and their entries. In `all_to_all`, rank r brings a list with one piece for each rank, and leaves with the
-# list of the pieces that were meant for it. Keep the file: lesson 11's build fetches its weights with it.
+# there is no `ring.py`. Write that file, and go on until all three stages are green.
+#
+# - `all_gather(piece, rank, ranks)`, `all_reduce(pieces, rank, ranks)` and `all_to_all(pieces, rank, ranks)` return a list
+#   of pieces, `reduce_scatter(pieces, rank, ranks)` one piece, and `broadcast(x, rank, ranks, root)` the root's x. None of
+#   them changes what it is given. In `all_to_all`, a rank brings one piece for each rank, and leaves with the pieces that
+#   were meant for it.
+# - In the second stage ranks may call only `dist.isend`, `dist.irecv`, `dist.send` and `dist.recv` (write `dist.` before
+#   each, so that the test can see them), and send to the next rank only.
+# - The third counts messages and their entries: what a rank passes on in a round goes in one message.
+#
+# Keep the file: lesson 11's build fetches its weights with it.
 #
 # ```python
-# import torch, torch.distributed as dist
+# import torch
 # from muon_tutorial.learn import builds
 #
 # def pieces_of(rank, ranks):
-#     return [torch.tensor([float(10 * rank + n)]) for n in range(ranks)]
+#     return [torch.arange(6, dtype=torch.float64).view(2, 3) + 100 * rank + 10 * n for n in range(ranks)]
 #
-# def each_collective_is_right(rank, ranks):
+# def calls(rank, ranks):
 #     import ring  # yours: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all
 #     pieces = pieces_of(rank, ranks)
-#     whole, right = torch.cat(pieces), [torch.empty(1) for _ in range(ranks)]
-#     dist.all_gather(right, pieces[0])
-#     total, came = whole.clone(), torch.empty(ranks)
-#     dist.all_reduce(total)
-#     dist.all_to_all_single(came, whole)
-#     assert torch.equal(torch.cat(ring.all_gather(pieces[0], rank, ranks)), torch.cat(right)), "all_gather"
-#     assert torch.equal(torch.cat(ring.all_reduce(pieces, rank, ranks)), total), "all_reduce"
-#     assert torch.equal(ring.reduce_scatter(pieces, rank, ranks), total[rank : rank + 1]), "reduce_scatter"
-#     assert ring.broadcast(whole, rank, ranks, root=1)[0] == 10, "broadcast"
-#     assert torch.equal(torch.cat(ring.all_to_all(pieces, rank, ranks)), came), "all_to_all"
+#     call = {"all_gather": lambda: ring.all_gather(pieces[0], rank, ranks)}
+#     call["reduce_scatter"] = lambda: [ring.reduce_scatter(pieces, rank, ranks)]
+#     call["all_reduce"] = lambda: ring.all_reduce(pieces, rank, ranks)
+#     call["all_to_all"] = lambda: ring.all_to_all(pieces, rank, ranks)
+#     for root in range(ranks):
+#         call[f"broadcast from {root}"] = lambda root=root: [ring.broadcast(torch.cat(pieces), rank, ranks, root=root)]
+#     for name in call:
+#         yield name, call[name]
+#         assert all(map(torch.equal, pieces, pieces_of(rank, ranks))), f"{name} changes what it is given"
 #
-# def sent_by(rank, ranks):
-#     import ring
-#     pieces = pieces_of(rank, ranks)
-#     calls = {name: (pieces,) for name in ("reduce_scatter", "all_reduce", "all_to_all")}
-#     calls |= {"all_gather": (pieces[0],), "broadcast": (torch.cat(pieces),)}
-#     for name, given in calls.items():
-#         root = {"root": 1} if name == "broadcast" else {}
-#         yield name, builds.messages(lambda: getattr(ring, name)(*given, rank, ranks, **root))
+# def each_collective_is_right(rank, ranks):
+#     of = [pieces_of(each, ranks) for each in range(ranks)]
+#     right = {"all_gather": [pieces[0] for pieces in of], "all_reduce": [sum(each) for each in zip(*of)]}
+#     right |= {"reduce_scatter": [right["all_reduce"][rank]], "all_to_all": [pieces[rank] for pieces in of]}
+#     right |= {f"broadcast from {root}": [torch.cat(of[root])] for root in range(ranks)}
+#     for name, call in calls(rank, ranks):
+#         found, due = call(), right[name]
+#         assert len(found) == len(due) and all(map(torch.equal, found, due)), f"{name}: {found}, not {due}"
 #
 # def each_message_goes_to_the_next_rank(rank, ranks):
-#     for name, sent in sent_by(rank, ranks):
+#     for name, call in calls(rank, ranks):
+#         sent = builds.messages(call)
 #         assert all(to == (rank + 1) % ranks for to, entries in sent), f"{name} sends past the next rank"
 #
 # def no_message_is_too_many(rank, ranks):
-#     turns = ranks - 1
-#     most = {"all_gather": (turns, turns), "reduce_scatter": (turns, turns), "all_reduce": (2 * turns, 2 * turns)}
-#     most |= {"all_to_all": (turns, turns * ranks / 2), "broadcast": (0, 0) if rank == 0 else (1, ranks)}
-#     for name, sent in sent_by(rank, ranks):
-#         found = len(sent), sum(entries for to, entries in sent)
-#         assert found == most[name], f"{name} sends {found} messages and entries, not {most[name]}"
+#     rounds = ranks - 1
+#     most = {"all_gather": (rounds, rounds), "reduce_scatter": (rounds, rounds), "all_reduce": (2 * rounds, 2 * rounds)}
+#     most |= {"all_to_all": (rounds, rounds * ranks / 2)}
+#     most |= {f"broadcast from {root}": (1, ranks) for root in range(ranks)}
+#     most[f"broadcast from {(rank + 1) % ranks}"] = 0, 0  # this rank is the last
+#     for name, call in calls(rank, ranks):
+#         sent = builds.messages(call)
+#         found = len(sent), sum(entries for to, entries in sent) / 6
+#         few = all(mine <= due for mine, due in zip(found, most[name]))
+#         assert few, f"{name} sends {found} messages and pieces, and {most[name]} are enough"
 #
 # if __name__ == "__main__":
 #     builds.run(each_collective_is_right, each_message_goes_to_the_next_rank, no_message_is_too_many, ranks=(2, 3, 5))
@@ -343,11 +354,11 @@ hard.check(ring_reduce_scatter)
 #
 # </details>
 #
-# <details><summary>A hint for the build: what travels in a turn</summary>
+# <details><summary>A hint for the build: what travels in a round</summary>
 #
-# Draw rank 2 of 4. In each turn it sends what came in the turn before, so say what it holds after each, as in the
+# Draw rank 2 of 4. In each round it sends what came in the round before, so say what it holds after each, as in the
 # exercise above. In `all_to_all`, everything that is not yet at its goal moves one rank on: how many pieces still
-# travel in turn 1, and how many in turn 2?
+# travel in round 1, and how many in round 2?
 #
 # </details>
 #

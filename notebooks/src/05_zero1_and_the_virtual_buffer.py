@@ -66,7 +66,7 @@ _ = my_muon.so_far("05")
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
-#    matrix above it gets a bucket of its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
+#    matrix larger than that gets its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
 #    of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
@@ -391,25 +391,34 @@ quiz.check(answers)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
+# Let one rank more join along dp, which moves all boundaries:
+
+# %%
+joined = lesson.plan_of(dp + 1, tp, bucket)
+meta = joined.dist_meta(joined.grid.at(0))[2]  # the item of C
+length = lesson.slice_length(joined, meta.bucket_idx)
+print(f"C lies at {meta.global_range} in its bucket, and a slice of the bucket has {length} entries")
+
+# %% [markdown]
 # With your function each rank cuts its part of C out of its slice, and all parts go to all ranks. How many entries
 # does each rank bring?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-parts = ...  # a number for each rank along dp; lesson.slice_length(plan, meta.bucket_idx): of each slice
+parts = ...  # a number for each of the dp + 1 ranks
 
 # %%
 def collect(place):
-    kept = lesson.my_slice(plan, meta.bucket_idx, place, seed)
-    start, stop = local_range(meta.global_range, place, len(kept))
-    parts = [None] * dp
+    kept = lesson.my_slice(joined, meta.bucket_idx, place, seed)
+    start, stop = local_range(meta.global_range, place, length)
+    parts = [None] * (dp + 1)
     dist.all_gather_object(parts, kept[start:stop])
     return parts
 
 # %%
-collected = launch(collect, dp, backend=backend)
-print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(plan, meta, seed)))
+collected = launch(collect, dp + 1, backend=backend)
+print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(joined, meta, seed)))
 
 # %% tags=["answer"]
 compare({"parts": parts}, {"parts": [len(part) for part in collected[0]]})
@@ -420,8 +429,7 @@ compare({"parts": parts}, {"parts": [len(part) for part in collected[0]]})
 # A rank brings nothing if its slice ends before C begins.
 #
 # ```python
-# length = lesson.slice_length(plan, meta.bucket_idx)
-# ends = [local_range(meta.global_range, place, length) for place in range(dp)]
+# ends = [local_range(meta.global_range, place, length) for place in range(dp + 1)]
 # parts = [stop - start for start, stop in ends]
 # ```
 #

@@ -443,30 +443,12 @@ quiz.check(measured)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own. Whose numbers
-# has the last rank at the end?
-#
-# *Easy · 2 minutes · required*
+# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own:
 
-# %% tags=["stub", "predict"]
-heard = ...  # such as "0, 1"
-
-# %% tags=["answer", "ranks"]
+# %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
 rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
 print(*rings, sep="\n")
-compare({"heard": heard}, {"heard": rings[-1].rpartition(" of ")[2]})
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# A ring stays inside its group, and a dp group is a column of the grid.
-#
-# ```python
-# heard = ", ".join(str(rank) for rank in range(tp - 1, dp * tp, tp))
-# ```
-#
-# </details>
 
 # %% [markdown]
 # The next lesson asks what each of the two axes cuts.

@@ -435,12 +435,7 @@ quiz.check(answers)
 # ## Your cuts, in training
 #
 # On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and notes on
-# each piece how it was cut, for Muon. Which ranks end with rank 0's weights, to the bit?
-#
-# *Easy · 2 minutes · required*
-
-# %% tags=["stub", "predict"]
-alike = ...  # a list of ranks
+# each piece how it was cut, for Muon:
 
 # %%
 def train(rank):
@@ -453,6 +448,22 @@ def train(rank):
 
 kept = launch(train, dp * tp, backend=backend)
 
+# %% [markdown]
+# Where is an entry of `up`, by your function?
+
+# %%
+who_holds = holders.accepted_or(lesson.who_holds)
+weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
+print(f"up[7, 2] is on ranks {weight_on}; rank {momentum_on} keeps its momentum")
+
+# %% [markdown]
+# Which ranks end with rank 0's weights, to the bit? Count rank 0, too.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+alike = ...  # a list of ranks, such as [0, 1]
+
 # %% tags=["answer"]
 same = [rank for rank, it in enumerate(kept) if all(map(torch.equal, it.weights, kept[0].weights))]
 compare({"alike": alike}, {"alike": same}, lesson.picture_of_kept(dp, tp, kept))
@@ -460,25 +471,14 @@ compare({"alike": alike}, {"alike": same}, lesson.picture_of_kept(dp, tp, kept))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# They hold the same piece, and reduce_scatter adds their gradients before any of them steps.
+# They hold the same piece. Each slice of its new weights is computed on one rank, and all_gather copies it to the
+# others.
 #
 # ```python
 # alike = list(range(0, dp * tp, tp))
 # ```
 #
 # </details>
-
-# %% [markdown]
-# Ask your function about an entry:
-
-# %%
-who_holds = holders.accepted_or(lesson.who_holds)
-weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
-for rank in weight_on:
-    value = kept[rank].weights[0][7 % -(-10 // tp), 2]
-    print(f"rank {rank} holds up[7, 2] = {value:.4f}")
-print(f"rank {momentum_on} keeps its momentum")
-print("entries of momentum by rank, without padding:", [mine.entries for mine in kept])
 
 # %% [markdown]
 # The next lesson asks what happens if each rank orthogonalizes its piece alone, without a message.

@@ -138,7 +138,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 #
 # <details><summary>Hint</summary>
 #
-# The sum of the products of two matrices' entries is the product of their sizes, times the cosine.
+# Multiply the two matrices entry by entry and add up: that is the product of their sizes, times the cosine.
 #
 # </details>
 #
@@ -498,27 +498,26 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# Which shares will your `shares` find on the diagonal, beside it and outside?
+# At what distance from UVᵀ is this update?
 #
 # *Easy · 1 minute · required*
 
 # %% tags=["stub", "predict"]
-spread = ...  # such as [0.5, 0.3, 0.2]
+left = ...  # to one decimal, such as 0.5
 
 # %% tags=["answer", "volatile"]
 repaired = repaired.double()
 result, turned = lesson.compare(repaired, gradient), lesson.in_directions(repaired, gradient)
 picture = lesson.draw_update("real matrix, gathered first", result, turned, "shards_alone-repaired")
-found = [abs(round(part, 2)) for part in where.accepted_or(lesson.energy_shares)(turned)]
-compare({"spread": spread}, {"spread": found}, picture)
+compare({"left": left}, {"left": round(result.distance, 1)}, picture)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Newton–Schulz saw the whole matrix, so it moved singular values and no directions.
+# Newton–Schulz saw the whole matrix and moved no directions, but its singular values never settle at 1 (lesson 02).
 #
 # ```python
-# spread = [1.0, 0.0, 0.0]
+# left = 0.2
 # ```
 #
 # </details>

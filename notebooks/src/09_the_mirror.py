@@ -399,32 +399,16 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# In one process, `torch.optim.Muon` gets the mean of the same gradients. How many entries of its weights differ from
-# yours?
-#
-# *Easy · 1 minute · required*
+# In one process, `torch.optim.Muon` gets the averages that your phase 1 left:
 
-# %% tags=["stub", "predict"]
-differ = ...
-
-# %% tags=["answer"]
+# %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
 alone = lesson.step_alone(gradients, seed)
-compare({"differ": differ}, {"differ": lesson.different_bits(after, alone)})
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Every matrix was whole when Newton–Schulz met it, and the gradients, the only sums, were the same.
-#
-# ```python
-# differ = 0
-# ```
-#
-# </details>
+print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% [markdown]
-# Now `my_muon.py` takes two steps on each of three grids:
+# The bits agree because every matrix was whole when Newton–Schulz met it. Now `my_muon.py` takes two steps on each of
+# three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())

@@ -339,7 +339,7 @@ print(lesson.say_counted(counted))
 print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent for phase, sent in yours.items()})
 
 # %% [markdown]
-# Which strategies keep half of AdamW's state?
+# Which strategies keep half as much state as AdamW with ZeRO-1?
 #
 # *Easy · 1 minute · required*
 
@@ -347,16 +347,16 @@ print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent
 halves = ...  # a list of names, as in the first column
 
 # %% tags=["answer"]
-for name, found in counted[0].items():
-    print(f"{name:16} keeps {found.state:,} bytes on rank 0")
 adamw = lesson.adamw_bill(plans["zero1"]).state
-print(f"{'AdamW, ZeRO-1':16} keeps {adamw:,} bytes")
-compare({"halves": halves}, {"halves": [name for name, found in counted[0].items() if 2 * found.state == adamw]})
+found = [name for name, of_rank_0 in counted[0].items() if 2 * of_rank_0.state == adamw]
+kept = {f"bytes of {name}": of_rank_0.state for name, of_rank_0 in counted[0].items()}
+compare({"halves": halves}, {"halves": found, **kept, "bytes of ZeRO-1's AdamW": adamw})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `zero1` divides one moment by dp, where ZeRO-1's AdamW divides two. The others keep the momentum as the weights lie.
+# `zero1` divides one moment by dp, where ZeRO-1's AdamW divides two. With the other strategies, a rank keeps momentum
+# for all weights that it holds.
 #
 # ```python
 # halves = ["zero1", "zero1, boundary"]

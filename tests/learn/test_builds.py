@@ -35,12 +35,36 @@ WRONG = {
         "    dist.reduce_scatter(total := pieces[0].clone(), pieces)\n    return total\n",
         "reduce_scatter is called",
     ),
+    "a broadcast that always begins at rank 1": (
+        "ring",
+        "    place = (rank - root) % ranks\n",
+        "    place = (rank - 1) % ranks\n",
+        "broadcast from 0: ",
+    ),
+    "only the first entry travels": (
+        "ring",
+        "came = torch.empty_like(x)\n    sending = dist.isend(x,",
+        "came, x = torch.empty_like(x), torch.ones_like(x) * x.flatten()[0]\n    sending = dist.isend(x,",
+        "all_gather: ",
+    ),
+    "a sum in the place of a piece": (
+        "ring",
+        "        total = pass_on(total, rank, ranks) + pieces[(rank - turn) % ranks]\n    return total",
+        "        total = pieces[(rank - turn) % ranks].add_(pass_on(total, rank, ranks))\n    return total",
+        "changes what it is given",
+    ),
+    "torch's all_gather by its bare name": (
+        "ring",
+        "import torch.distributed as dist\n",
+        "import torch.distributed as dist\nfrom torch.distributed import all_gather as torchs\n",
+        "write dist.all_gather",
+    ),
     "a broadcast from its root to all": (
         "ring",
         "    place = (rank - root) % ranks\n",
         "    if rank == root:\n        return [dist.send(x, to) for to in range(ranks) if to != root] and x\n"
         "    dist.recv(x := torch.empty_like(x), root)\n    return x\n",
-        "broadcast sends past the next rank",
+        "broadcast from . sends past the next rank",
     ),
     "an all_reduce that gathers everything": (
         "ring",
@@ -55,6 +79,20 @@ WRONG = {
         "keeps too much",
     ),
     "gradients added up, and not averaged": ("zero3", " / len(flat)", "", "weights differ"),
+    "weights kept on the module": (
+        "zero3",
+        "        return {name: Fetch.apply(p, shape, its) for (name, p), shape, its in mine}\n",
+        "        self.kept = {name: Fetch.apply(p, shape, its) for (name, p), shape, its in mine}\n"
+        "        return self.kept\n",
+        "still holds a whole weight",
+    ),
+    "all gathers of forward begun at once": (
+        "zero3",
+        "        for number in range(len(self.model)):  #",
+        "        [self.begin(number, self.dtype) for number in range(len(self.model))]\n"
+        "        for number in range(len(self.model)):  #",
+        "gather 2 begins while layer 0 computes",
+    ),
     "weights kept from forward to backward": (
         "zero3",
         "checkpoint(self.run, number, iter((1, -1)), x, use_reentrant=False)",
@@ -143,6 +181,28 @@ WRONG = {
 }
 
 
+RIGHT = {
+    "tensors by name, and one message between two ranks": (
+        "ring",
+        ("isend(x, (rank + 1) % ranks)", "isend(dst=(rank + 1) % ranks, tensor=x)"),
+        (
+            "    return all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)",
+            "    if ranks > 2:\n        return all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)\n"
+            "    return list(torch.stack(pieces) + pass_on(torch.stack(pieces), rank, ranks))",
+        ),
+    ),
+    "ranks by name, and an input that needs a gradient": (
+        "zero3",
+        (
+            "*given, dist.get_rank(), dist.get_world_size()",
+            "*given, rank=dist.get_rank(), ranks=dist.get_world_size()",
+        ),
+        ("x, use_reentrant=False)", "x if number else x.requires_grad_(), use_reentrant=True)"),
+    ),
+}
+"""Other solutions: the build, and what each puts in the place of the reference's text."""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder, which is the current one."""
@@ -161,6 +221,17 @@ def test_the_lessons_test_accepts_a_solution(
     assert POINTS["Hard"] * sum(line.startswith("green ") for line in lines) == points_of(TESTS[build])
 
 
+@pytest.mark.parametrize("other", RIGHT)
+def test_the_lessons_test_accepts_other_solutions(other: str, folder: Path) -> None:
+    build, *changes = RIGHT[other]
+    text = SOLUTIONS[build]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / f"{build}.py").write_text(text, encoding="utf-8")
+    exec(TESTS[build], {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("slip", WRONG)
 def test_the_lessons_test_says_what_is_wrong(slip: str, folder: Path) -> None:
     build, old, new, says = WRONG[slip]
@@ -173,11 +244,12 @@ def test_the_lessons_test_says_what_is_wrong(slip: str, folder: Path) -> None:
 def test_a_build_is_completed_by_the_reference_and_a_line_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "ring.py").write_text("def all_gather(): return 'mine'\n", encoding="utf-8")
+    text = "def all_gather(): return 'mine'\nbroadcast = all_gather\n"
+    (folder / "ring.py").write_text(text, encoding="utf-8")
     monkeypatch.setitem(sys.modules, "ring", ring)
     found = builds.completed.__wrapped__("ring")
     assert (found.all_gather(), found.all_reduce) == ("mine", ring.all_reduce)
-    line = "ring.py, yours: all_gather; from the reference: reduce_scatter, all_reduce, broadcast, all_to_all"
+    line = "ring.py, yours: all_gather, broadcast; from the reference: reduce_scatter, all_reduce, all_to_all"
     assert builds.say_whose("ring") == line
 
 
@@ -198,6 +270,17 @@ def test_what_cannot_be_graded_is_said(tmp_path: Path) -> None:
     for folders in ([], [str(tmp_path / "nosuch")]):
         with pytest.raises(SystemExit, match="no such folder"):
             main(folders)
+
+
+def test_an_import_hides_no_error_of_the_readers_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ring", ring)
+    record = "from dataclasses import dataclass\n\n@dataclass\nclass A:\n    a: int\n"
+    (folder / "ring.py").write_text(f"from __future__ import annotations\n{record}", encoding="utf-8")
+    assert builds.completed.__wrapped__("ring").A(1).a == 1
+    (folder / "ring.py").write_text("import torch\ntorch.no_such_name\n", encoding="utf-8")
+    monkeypatch.setattr(builds, "completed", builds.completed.__wrapped__)
+    with pytest.raises(ImportError, match=r"ring.py raised AttributeError.*no_such_name"):
+        exec("from muon_tutorial.learn.builds import ring")
 
 
 def test_grades_are_points_of_right_answers_and_green_stages(

@@ -149,7 +149,7 @@ def in_all(one: int, three: int) -> Any:
 
 SENT: list[Any] = [
     (in_all(2, 2), "ZeRO-3 drops weights after forward. What does backward need?"),
-    (in_all(3, 4), "no all_reduce"),
+    (in_all(3, 4), "AdamW gathers no x"),
     (lambda entries, ranks, item: {"ZeRO-1": 2 * entries * item, "ZeRO-3": 3 * entries * item}, "but one."),
     (lambda entries, ranks, item: lesson.sent(entries, ranks, 1), "An entry has `item` bytes."),
     (lesson.sent, PASSES),

@@ -50,7 +50,7 @@ def test_it_opens_with_what_a_reader_needs(committed: NotebookNode) -> None:
         assert re.search(promise, opening, re.IGNORECASE), promise
 
 
-ASKS_BEFORE_IT_SHOWS = {"02", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14", "15", "16"}
+ASKS_BEFORE_IT_SHOWS = {"02", "05", "07", "08", "10", "11", "12", "13", "14", "15", "16"}
 
 
 def test_after_recap_and_quiz_it_ends_with_its_climax_and_hands_over(

@@ -6,9 +6,10 @@ from ``reference/ring.py``.
 
 from __future__ import annotations
 
-import ast
 import importlib
+import inspect
 import re
+import symtable
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -32,7 +33,10 @@ _COLLECTIVE = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|batch
 
 def __getattr__(build: str) -> ModuleType:
     if build in NAMES:
-        return completed(build)
+        try:
+            return completed(build)
+        except AttributeError as error:  # which an import would take for a missing name
+            raise ImportError(f"{build}.py raised {error!r}") from error
     raise AttributeError(f"module {__name__!r} has no attribute {build!r}")
 
 
@@ -40,20 +44,21 @@ def __getattr__(build: str) -> ModuleType:
 def completed(build: str) -> ModuleType:
     """The reader's build in the current folder, with the reference's functions in place of missing ones."""
     mine, path = ModuleType(build), Path.cwd() / f"{build}.py"
+    sys.modules[build] = mine  # so that a plain import, and the file itself, find the same module
     if path.exists():
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), mine.__dict__)
     reference = importlib.import_module(f"{__name__}.reference.{build}")
     for name in NAMES[build]:
         mine.__dict__.setdefault(name, getattr(reference, name))
-    sys.modules[build] = mine  # so that a plain import finds the same module
     return mine
 
 
 def say_whose(build: str) -> str:
     """One line that says which functions of a build are the reader's, and which are the reference's."""
     path = Path.cwd() / f"{build}.py"
-    tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "", str(path))
-    defined = {getattr(node, "name", "") for node in tree.body}
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    symbols = symtable.symtable(text, str(path), "exec").get_symbols()
+    defined = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
     yours = [name for name in NAMES[build] if name in defined]
     others = [name for name in NAMES[build] if name not in defined]
     said = {"yours": yours, "from the reference": others}
@@ -77,13 +82,20 @@ def messages(work: Callable[[], object]) -> list[tuple[int | None, int]]:
     """Call ``work`` on a rank; return its messages: to which rank, how many entries. Collectives raise."""
     sent: list[tuple[int | None, int]] = []
 
-    def see(call: Callable[..., Any], x: Any, dst: int | None = None, *args: Any, **named: Any) -> Any:
-        sent.append((named.get("group_dst") if dst is None else dst, x.numel()))
-        return call(x, dst, *args, **named)
+    def see(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        given = inspect.signature(call).bind(*args, **named).arguments
+        to = given.get("dst")
+        sent.append((given.get("group_dst") if to is None else to, given["tensor"].numel()))
+        return call(*args, **named)
 
     def refuse(call: Callable[..., Any], *_: Any, **__: Any) -> None:
         raise AssertionError(f"{call.__name__} is called: send, isend, recv and irecv are enough")
 
-    with watching(see, "send", "isend"), watching(refuse, *filter(_COLLECTIVE.match, dir(dist))):
+    collectives = [*filter(_COLLECTIVE.match, dir(dist))]
+    unseen = {id(getattr(dist, name)) for name in ("send", "isend", *collectives)}
+    for build in NAMES.keys() & sys.modules.keys():
+        for name, value in vars(sys.modules[build]).items():
+            assert id(value) not in unseen, f"{build}.py: {name} is not seen, so write dist.{value.__name__}"
+    with watching(see, "send", "isend"), watching(refuse, *collectives):
         work()
     return sent

@@ -126,10 +126,6 @@ class KeptByRank:
     weights: tuple[Tensor, ...]
     momentum: tuple[Tensor, ...]
 
-    @property
-    def entries(self) -> int:
-        return sum(part.numel() for part in self.momentum)
-
 
 def kept_by(muon: Any) -> KeptByRank:
     parameters = [parameter for group in muon.param_groups for parameter in group["params"]]

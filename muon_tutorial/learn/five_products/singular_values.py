@@ -137,14 +137,3 @@ def say_speed(G: Tensor, steps: int) -> str:
     count = flops(rows, columns, steps)
     speed = f"{count / 1e6:.1f} MFLOP in {seconds * 1e3:.2f} ms, {count / seconds / 1e9:.0f} GFLOP/s"
     return f"{rows} × {columns}: {speed}"
-
-
-def say_bounds(X: Tensor, Y: Tensor, bounds: tuple[float, float]) -> str:
-    """How many values began at ``QUIET_START`` or above, and how many are within the bounds now."""
-    (before, after), (low, high) = (torch.linalg.svdvals(matrix) for matrix in (X, Y)), bounds
-    loud = int((before >= QUIET_START).sum())
-    inside = int(((after >= low - 1e-6) & (after <= high + 1e-6)).sum())
-    return (
-        f"{loud} of {len(before)} values began at {QUIET_START} or above;\n"
-        f"{inside} of {len(after)} are between {low:.2f} and {high:.2f} now."
-    )

@@ -342,7 +342,7 @@ def check_sent() -> Exercise:
     """The exercise: what the gathers of ZeRO-3 cost beside ZeRO-1's."""
     slips = (
         ("ZeRO-3 drops weights after forward. What does backward need?", partial(sent, times=(2, 2))),
-        ("Of summed gradients, a rank needs its part only: no all_reduce.", partial(sent, times=(3, 4))),
+        ("A rank needs its part of the sum only, and AdamW gathers no x.", partial(sent, times=(3, 4))),
         ("On a ring, a rank sends all shares but one.", lambda n, ranks, item: sent(2 * n, 2, item)),
         ("An entry has `item` bytes.", lambda n, ranks, item: sent(n, ranks, 1)),
     )

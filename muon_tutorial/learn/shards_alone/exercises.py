@@ -105,7 +105,7 @@ def _near(one: Any, other: Any) -> bool:
 SPOILERS = {
     "largest": [r"\blargest\W+\w*\W+2\.0"],
     "noise_too": [r"\bnoise_too\s+\S+\s+True\b"],
-    "spread": [r"\[1\.0, 0\.0, 0\.0\]"],
+    "left": [r"left\s+–\s+0\.2"],
     "off": [r"\boff\s+\S+\s+0\.56\b"],
     "smaller": [r"\bsmaller\s+\S+\s+4\b"],
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],

@@ -29,7 +29,6 @@ PAR_LINES = 12
 SPOILERS = {
     "lost": [r"lost\W+\w*\W+1\b"],
     "silent": [r"\[4, 5, 6\]"],
-    "differ": [r"differ\s+–\s+0"],
     "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
 }
 
