@@ -161,18 +161,24 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     return answer.view(x.shape) if receive else answer
 
 
-SMALL = 2**20
-"""Slices of different lengths are exchanged at once if ranks × the longest has at most this many elements.
+FEW, SMALL = 64, 2**20
+"""Slices of different lengths are exchanged at once on at most ``FEW`` ranks, if ranks × the longest slice is
+at most ``SMALL`` elements.
 
 Such an exchange takes one round of messages, but an owner then holds all ranks' summands of its slice.
 """
 
 
+def at_once(ranks: int, longest: int) -> bool:
+    """Whether slices of different lengths are exchanged at once; ``longest``: elements of the longest."""
+    return ranks <= FEW and ranks * longest <= SMALL
+
+
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """Gather slices of any length on all ranks: small ones in one exchange, others by a broadcast each."""
-    if pieces.parts * pieces.size <= SMALL:
+    if at_once(pieces.parts, pieces.size):
         sends, same = (x.numel(),) * pieces.parts, (0,) * pieces.parts  # every position gets the whole slice
-        return (yield _to_all(x, hop, sends, pieces.lengths, label, same))
+        return (yield _to_all(x, hop, dtype, sends, pieces.lengths, label, same))
     whole = x.new_empty(hop.shape, dtype=dtype)
     for root, box in pieces.uneven.items():
         send = x.reshape(-1) if box == pieces.mine else None
@@ -183,10 +189,14 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """Sum into slices of any length: small ones in one exchange, others by a reduce each."""
     mine = x.new_empty(0, dtype=dtype)
-    if pieces.parts * pieces.size <= SMALL:
+    if at_once(pieces.parts, pieces.size):
         receives = (pieces.mine.numel,) * pieces.parts
-        summands = yield _to_all(x, hop, pieces.lengths, receives, label)
-        return summands.view(pieces.parts, -1).sum(0) if summands.numel() else mine
+        summands = yield _to_all(x, hop, dtype, pieces.lengths, receives, label)
+        first, *others = summands.view(pieces.parts, pieces.mine.numel)
+        mine = first.clone()
+        for other in others:  # in the order of ranks
+            mine += other
+        return mine
     for root, box in pieces.uneven.items():
         receive = box.numel if box == pieces.mine else 0
         answer = yield Collective("reduce", (hop.axis,), dtype, x[box.slices], receive, label, root)
@@ -197,13 +207,14 @@ def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 def _to_all(
     x: Tensor,
     hop: Hop,
+    dtype: torch.dtype,
     sends: tuple[int, ...],
     receives: tuple[int, ...],
     label: Label,
     starts: tuple[int, ...] | None = None,
 ) -> Collective:
     n = sum(receives)
-    return Collective("all_to_all", (hop.axis,), x.dtype, x, n, label, None, sends, receives, starts)
+    return Collective("all_to_all", (hop.axis,), dtype, x, n, label, None, sends, receives, starts)
 
 
 _MOVES = {

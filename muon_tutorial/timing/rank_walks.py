@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Abreast, Collective, Kind, Label, Walk
+from ..engine.hops import at_once
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient
@@ -451,7 +452,8 @@ class RankWalks:
             place = tape.places.index(at["dp"]) if at["dp"] in slices else None
             works = entry.workers.start - tape.places[0], len(entry.workers)
             alike = at.grid, _class_of(entry), works, _travels_of(bucket), place
-            lines = self._lines.setdefault((*alike, len(others), *others[:-1]), Lines())
+            exchanged = at_once(at.size("dp"), max(slices.values()))
+            lines = self._lines.setdefault((*alike, exchanged, len(others), *others[:-1]), Lines())
             if (sizes := lines.sizes(first)) is not None:
                 return self._retold(Tape(first, tape.places, lines.tapes[0].steps, sizes), at)
         self._workspace.most = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ from ..evidence.memory import PeakMemory
 
 class Asked(NamedTuple):
     """A step that makes a request. The tape holds the request's sizes: elements sent and received and, if
-    ``splits``, those exchanged with each slice's position. ``root``: the number of the root's slice.
+    ``splits``, those exchanged with any other position and with each slice's. ``root``: the number of the
+    root's slice.
     """
 
     kind: Kind
@@ -39,10 +41,10 @@ class Asked(NamedTuple):
         root = None if self.root is None else places[self.root]
         rows: list[Any] = [None, None]
         if self.splits:
-            rows = [[0] * parts, [0] * parts]
-            for row in rows:
+            for way in range(2):
+                rows[way] = [next(sizes)] * parts
                 for place in places:
-                    row[place] = next(sizes)
+                    rows[way][place] = next(sizes)
         about = self.kind, self.axes, self.dtype, send, receive, Label(self.phase), root
         return Collective(*about, *(row and tuple(row) for row in rows))
 
@@ -82,7 +84,8 @@ class Tape:
             self.note(type(turn))
             return
         root, send = None if turn.root is None else self.places.index(turn.root), turn.send
-        split = [row[place] for row in (turn.sends, turn.receives) if row for place in self.places]
+        other = next(place for place in count() if place not in self.places)  # a rank without a slice
+        split = [row[place] for row in (turn.sends, turn.receives) if row for place in (other, *self.places)]
         about = turn.kind, turn.axes, turn.dtype, turn.label.phase, root, send is not None, bool(split)
         self.note(Asked(*about), 0 if send is None else send.numel(), turn.receive, *split)
 

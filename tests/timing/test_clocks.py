@@ -110,13 +110,20 @@ def test_ranks_that_share_a_clock_would_have_had_the_same(
         assert run_clocks(shared, speeds, window, watched) == run_clocks(single, speeds, window, watched)
 
 
+SHORT = {"exchanged at once": [(120, 120)] * 110, "some at once": [(300, 100)] * 60 + [(64, 256)] * 30}
+
+
+@pytest.mark.parametrize("shapes", ["five large", *SHORT])
 @pytest.mark.parametrize("name", ["zero1", "zero1 boundary"])
 def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, shapes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each slice cuts the five shapes at other places; most ranks' walks follow from three ranks' walks."""
-    sizes = {"dp": 53, "tp": 2}
-    plan = STRATEGIES[name](matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
+    """Each slice cuts the shapes at other places; most ranks' walks follow from three ranks' walks."""
+    sizes, its = {"dp": 53, "tp": 2}, []
+    if shapes in SHORT:
+        sizes = {"dp": 53}
+        its = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(SHORT[shapes])]
+    plan = STRATEGIES[name](its or matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
     told: list[Coordinate] = []
     retold = RankWalks._retold
 
