@@ -177,8 +177,9 @@ def at_once(ranks: int, longest: int) -> bool:
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """Gather slices of any length on all ranks: small ones in one exchange, others by a broadcast each."""
     if at_once(pieces.parts, pieces.size):
+        about = (hop.axis,), dtype, x, math.prod(hop.shape), label, None
         sends, same = (x.numel(),) * pieces.parts, (0,) * pieces.parts  # every position gets the whole slice
-        return (yield _to_all(x, hop, dtype, sends, pieces.lengths, label, same))
+        return (yield Collective("all_to_all", *about, sends, pieces.lengths, same))
     whole = x.new_empty(hop.shape, dtype=dtype)
     for root, box in pieces.uneven.items():
         send = x.reshape(-1) if box == pieces.mine else None
@@ -191,7 +192,8 @@ def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
     mine = x.new_empty(0, dtype=dtype)
     if at_once(pieces.parts, pieces.size):
         receives = (pieces.mine.numel,) * pieces.parts
-        summands = yield _to_all(x, hop, dtype, pieces.lengths, receives, label)
+        about = (hop.axis,), dtype, x, sum(receives), label, None
+        summands = yield Collective("all_to_all", *about, pieces.lengths, receives)
         first, *others = summands.view(pieces.parts, pieces.mine.numel)
         mine = first.clone()
         for other in others:  # in the order of ranks
@@ -202,19 +204,6 @@ def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
         answer = yield Collective("reduce", (hop.axis,), dtype, x[box.slices], receive, label, root)
         mine = answer if receive else mine
     return mine
-
-
-def _to_all(
-    x: Tensor,
-    hop: Hop,
-    dtype: torch.dtype,
-    sends: tuple[int, ...],
-    receives: tuple[int, ...],
-    label: Label,
-    starts: tuple[int, ...] | None = None,
-) -> Collective:
-    n = sum(receives)
-    return Collective("all_to_all", (hop.axis,), dtype, x, n, label, None, sends, receives, starts)
 
 
 _MOVES = {
