@@ -220,7 +220,7 @@ class _Tables:
         )
         root: tuple[int | slice, ...] | None = None
         if of.asked is not None and of.root is not None and of.asked.root_copy:
-            root = self.plan.line(of.asked.axes, one.roots.get(of.root, of.root))
+            root = self.plan.line(of.asked.axes, one.root(of.root))
         asks = None if of.asks is None else of.asks.take(one.kinds)
         return _Turn(busy, held, peak, moving, latency, of.asked, asks, root, of.meets, is_last, beside)
 

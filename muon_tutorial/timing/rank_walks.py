@@ -101,13 +101,18 @@ Trace = tuple[WalkedTurn, ...]
 class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
 
-    A trace may come from another bucket: ``roots`` maps each root in a trace to this bucket's root. Both
-    are positions along dp.
+    A trace may come from another bucket, whose roots were ``traced``; this bucket's ``roots`` are in the same
+    order. All are positions along dp.
     """
 
     traces: tuple[Trace, ...]
     kinds: np.ndarray
-    roots: dict[int, int] = field(default_factory=dict)
+    traced: Sequence[int] = ()
+    roots: Sequence[int] = ()
+
+    def root(self, traced: int) -> int:
+        """This bucket's root in place of a root in a trace."""
+        return self.roots[self.traced.index(traced)] if traced in self.traced else traced
 
 
 Round: TypeAlias = Sequence[WalkedBucket]
@@ -149,12 +154,12 @@ class WalkedPlan:
 
 class Seat(NamedTuple):
     """A rank's ``place`` among the ``parts`` ranks of a group. ``nodes``: how many nodes the group spans.
-    ``elsewhere``: which ranks of the group are on another node than this rank."""
+    ``elsewhere``: for each rank of the group, 1 if it is on another node than this rank, else 0."""
 
     place: int
     parts: int
     nodes: int
-    elsewhere: Sequence[bool]
+    elsewhere: bytes
 
 
 class Charges(NamedTuple):
@@ -398,7 +403,7 @@ class RankWalks:
         if key not in self._seats:
             place, ranks = at.position(*axes), np.array(at.group(*axes))
             node = ranks * 0 if self.machine.between is None else ranks // self.machine.ranks_per_node
-            nodes, elsewhere = np.count_nonzero(np.bincount(node)), (node != node[place]).tolist()
+            nodes, elsewhere = np.count_nonzero(np.bincount(node)), (node != node[place]).tobytes()
             self._seats[key] = Seat(place, len(ranks), int(nodes), elsewhere)
         return self._seats[key]
 
@@ -419,7 +424,7 @@ class RankWalks:
         """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
-        places = sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)})
+        places = tuple(sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)}))
         found, firsts, kinds = np.unique(signs, return_index=True, return_inverse=True)
         kinds = kinds.reshape(kept.shape)
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
@@ -429,15 +434,16 @@ class RankWalks:
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
-        traces, seen = [], tuple(places)
+        traces, traced = [], places
         for sign, first in zip(found.tolist(), kept.reshape(-1)[firsts].tolist(), strict=True):
             key = look, sign
             if key not in self._known:
                 there = at.peer(first, *bucket.axes)
-                self._known[key] = self._walk(plan, bucket, there, slices), tuple(places)
-            trace, seen = self._known[key]
+                self._known[key] = self._walk(plan, bucket, there, slices), places
+            trace, traced = self._known[key]
             traces.append(trace)
-        return WalkedBucket(tuple(traces), kinds.T.copy(), dict(zip(seen, places, strict=True)))
+        kinds = kinds.T.astype(np.min_scalar_type(len(traces)))  # small, because plans have many buckets
+        return WalkedBucket(tuple(traces), kinds, traced, places)
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.

@@ -52,6 +52,8 @@ OWN = Speed(free=GRADIENTS)
 """The links have the machine's own speed, but averaging gradients takes no time."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
+RootOf = Callable[[int], int]
+"""Gives a bucket's root in place of a root in a trace, or ``int``, if a trace is used where it was made."""
 
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
@@ -188,7 +190,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
     """Estimate the cost of a plan's step. The estimate's ``strategy`` is ``name``."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
-    mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]
+    mine = [(one.traces[one.kinds[walked.at(place)]], one.root) for its in walked.rounds for one in its]
     asks = [(walks.agreement(plan), 1)]
     averages = _averages(plan, at, walks) if plan.expects == "averaged" else []
     around, averaging = run_alone(asks), run_alone(averages)
@@ -198,16 +200,16 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
     worked = [e for b in plan.buckets for e in b.entries if b.works_on(e, at)]
     work = sum(entry.cost for entry in worked)
     once = sum(newton_schulz_cost(e.matrix.sides) for b in plan.buckets for e in b.entries)
-    traces: list[tuple[Trace, int, Mapping[int, int]]] = [(trace, n, {}) for trace, n in (*asks, *averages)]
-    traces += [(trace, 1, roots) for trace, roots in mine]
+    traces: list[tuple[Trace, int, RootOf]] = [(trace, n, int) for trace, n in (*asks, *averages)]
+    traces += [(trace, 1, root_of) for trace, root_of in mine]
     held = plan_memory(plan, at)
     root_copies = sum(  # copies of tensors that the rank broadcasts as the root
         turn.asked.root_copy
-        for trace, roots in mine
+        for trace, root_of in mine
         for turn in trace
         if turn.asked is not None
         and turn.root is not None
-        and roots.get(turn.root, turn.root) == at.position(*turn.asked.axes)
+        and root_of(turn.root) == at.position(*turn.asked.axes)
     )
 
     clocked = {1.0: whole}
@@ -242,21 +244,21 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
     )
 
 
-def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
+def _sent(walked: Iterable[tuple[Trace, int, RootOf]], at: Coordinate) -> dict[str, Any]:
     """A rank's bytes by phase, its bytes that leave the node, and how often it makes each request.
 
-    Each trace comes with two things: how often it is walked, and the ``roots`` of its bucket.
+    Each trace comes with two things: how often it is walked, and what gives its bucket's roots for its own.
     """
     flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()
     between = 0
-    for trace, times, roots in walked:
+    for trace, times, root_of in walked:
         for turn in trace:
             if (asked := turn.asked) is None:
                 continue
             sent = asked.sent
             if asked.passed and turn.root is not None:
-                root = roots.get(turn.root, turn.root)
+                root = root_of(turn.root)
                 sent = asked.sends(at.position(*asked.axes), at.size(*asked.axes), root)
             flights[asked] += times
             phases[asked.label.phase] += times * sent
@@ -368,7 +370,7 @@ def estimate_adamw(
         peak=0 if fsdp2 else own.peak,
         fsdp=own.peak if fsdp2 else 0,
         at_factor=(lambda factor: run_alone(traces, Speed(factor)).seconds,),
-        **_sent([(trace, times, {}) for trace, times in traces], at),
+        **_sent([(trace, times, int) for trace, times in traces], at),
     )
 
 
