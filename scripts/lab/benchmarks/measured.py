@@ -276,12 +276,12 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
         }
         rows.append(row)
     notes = (
-        f"Bytes, at the rank that holds most, buckets of at most {round_bytes:,} bytes of gradients, five "
-        "Newton–Schulz steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` "
-        "cuts it over dp. The peak is what a step adds to that, one bucket at a time. Predicted by walking "
-        "the step over the meta device; a backend may keep a buffer a moment longer.",
+        f"Bytes, at the rank that holds most, with `round_bytes={round_bytes:_}` and five Newton–Schulz "
+        "steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` cuts it over dp. "
+        "The peak is what a step adds to that, one round at a time. It is predicted by walking the step over "
+        "the meta device; a backend may keep a buffer a moment longer.",
     )
-    title = f"Memory of the strategies: {grid}, buckets of {round_bytes / 1e6:g} MB"
+    title = f"Memory of the strategies: {grid}, rounds of {round_bytes / 1e6:g} MB"
     return Table(title, tuple(rows), command, notes)
 
 

@@ -157,11 +157,9 @@ def thousands_table(command: str) -> Table:
     N = _count(llama_70b()) // grid.size("tp")
     adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
     builders: dict[str, Builder] = {
-        **{
-            f"zero1, buckets of {size / 1e9:g} GB": partial(zero1, round_bytes=size)
-            for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
-        },
-        "zero1 boundary, buckets of 4 GB": partial(zero1, gather="boundary", round_bytes=4_000_000_000),
+        "zero1": zero1,
+        "zero1 boundary": partial(zero1, gather="boundary"),
+        "layerwise": layerwise,
         "owner over FSDP2's shards": owner,
     }
     rows: list[TableRow] = []
@@ -181,10 +179,8 @@ def thousands_table(command: str) -> Table:
         rows.append(row)
     notes = (
         f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
-        f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
-        "than a few slices, every rank's slice touches every matrix of it, and tensor parallelism gathers "
-        "them all: buckets must grow with the number of ranks. `owner` moves O(N/D), on top of what FSDP2 "
-        "moves; the rank that owns a matrix sends and receives all of it.",
+        f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. `owner` moves O(N/D), on top of "
+        "what FSDP2 moves; the rank that owns a matrix sends and receives all of it.",
     )
     return Table("16,384 ranks, 70 billion parameters", tuple(rows), command, notes)
 
@@ -192,30 +188,29 @@ def thousands_table(command: str) -> Table:
 def regimes_table(command: str) -> Table:
     grids = ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
     rows: list[TableRow] = []
-    for (dp, tp), (g, p), size in product(grids, DTYPE_PAIRS, (25_000_000, 1_000_000_000)):
+    for (dp, tp), (g, p) in product(grids, DTYPE_PAIRS):
         grid = Grid.of(dp=dp, tp=tp)
         matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
         adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
-        whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
-        edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
+        whole = _by_phase(zero1(matrices, grid), grid)
+        edges = _by_phase(zero1(matrices, grid, gather="boundary"), grid)
         total = sum(whole.values())
         row: TableRow = {
             "dp": dp,
             "tp": tp,
             "g": g,
             "p": p,
-            "bucket MB": size // 10**6,
             "all, over ZeRO-1": total / adamw,
             "boundary, over ZeRO-1": sum(edges.values()) / adamw,
             "of it, tp gathers": whole.get("tp gather", 0.0) / total,
         }
         rows.append(row)
     notes = (
-        "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
-        "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "
-        'column is of `gather="all"`.',
+        "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. With "
+        '`gather="all"`, the bound of 1.25 holds only in the first row: without tensor parallelism, with '
+        'g = p = 4. The last column is of `gather="all"`.',
     )
-    return Table("Where the gain vanishes: grids, dtypes, buckets", tuple(rows), command, notes)
+    return Table("Where the gain vanishes: grids and dtypes", tuple(rows), command, notes)
 
 
 def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
