@@ -10,8 +10,6 @@ from typing import IO
 
 import pytest
 
-from .exhaustive import is_left_out
-
 
 def wait_while_another_compiles() -> IO[str] | None:
     """Return a lock. If another process of this checkout collects tests, wait for it, and return None.
@@ -118,10 +116,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest reads -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that a usual run leaves out, and begin with the longest files."""
-    for item in items:
-        if is_left_out(item.nodeid):
-            item.add_marker(pytest.mark.exhaustive)
+    """Begin with the longest files."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))

@@ -27,6 +27,7 @@ from muon_tutorial.training.run_folder import RunFolder
 from muon_tutorial.training.settings import TrainSettings
 from muon_tutorial.training.stopping import REPEAT
 
+from .exhaustive import left_out
 from .launching.launch_traces import heed_interrupts, still_running
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +41,7 @@ def train(*options: str) -> int:
     return cli.main(["train", *TINY, *options])
 
 
-@pytest.mark.parametrize("grid", ["2 2", "1 1", "4 1", "4 2"])
+@pytest.mark.parametrize("grid", ["2 2", "1 1", left_out("4 1"), left_out("4 2")])
 def test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills_its_folder(
     grid: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -157,20 +158,18 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-STOPS = [
-    (signal.SIGINT, "the run", cli.INTERRUPTED, "interrupted" + SAVED),
-    (signal.SIGTERM, "the run", 143, "terminated" + SAVED),
-    (signal.SIGHUP, "the run", 129, "ended by SIGHUP" + SAVED),
-    (signal.SIGXCPU, "the run", 152, "ended by SIGXCPU" + SAVED),
-    (signal.SIGTERM, "its group", 143, "terminated" + SAVED),
-    (signal.SIGTERM, "every process", 143, "terminated" + SAVED),
-    (signal.SIGTERM, "one rank", 143, "terminated" + SAVED),
-    (signal.SIGKILL, "one rank", cli.FAILED, r"error: rank .*SIGKILL.*"),
-]
-
-
 @pytest.mark.parametrize(
-    ("sent", "whom", "code", "says"), STOPS, ids=[f"{sent.name} to {whom}" for sent, whom, *_ in STOPS]
+    ("sent", "whom", "code", "says"),
+    [
+        left_out(signal.SIGINT, "the run", cli.INTERRUPTED, "interrupted" + SAVED),
+        (signal.SIGTERM, "the run", 143, "terminated" + SAVED),
+        left_out(signal.SIGHUP, "the run", 129, "ended by SIGHUP" + SAVED),
+        left_out(signal.SIGXCPU, "the run", 152, "ended by SIGXCPU" + SAVED),
+        left_out(signal.SIGTERM, "its group", 143, "terminated" + SAVED),
+        left_out(signal.SIGTERM, "every process", 143, "terminated" + SAVED),
+        (signal.SIGTERM, "one rank", 143, "terminated" + SAVED),
+        (signal.SIGKILL, "one rank", cli.FAILED, r"error: rank .*SIGKILL.*"),
+    ],
 )
 def test_a_stopped_run_saves_says_so_in_one_line_and_leaves_no_process(
     sent: signal.Signals, whom: str, code: int, says: str, tmp_path: Path
@@ -200,7 +199,7 @@ def test_a_stopped_run_saves_says_so_in_one_line_and_leaves_no_process(
     ("sent", "options", "code", "says"),
     [
         (signal.SIGINT, [], cli.INTERRUPTED, "interrupted; the steps so far are in {}"),
-        (signal.SIGTERM, [], 143, "terminated; the steps so far are in {}"),
+        left_out(signal.SIGTERM, [], 143, "terminated; the steps so far are in {}"),
         (None, ["--grace", "0.5"], 143, "not saved within 0.5 s (--grace); older checkpoints are intact"),
         (signal.SIGUSR2, ["--on-signal", "USR2=end"], 140, "ended by SIGUSR2; the steps so far are in {}"),
     ],
@@ -310,7 +309,8 @@ def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]
             "error: --json prints to standard output, which is closed",
         ),
         ("mkdir gone; cd gone; rmdir ../gone; exec {} train", cli.BAD_INPUT, "error: the working directory"),
-        ("ulimit -n 16; exec {} train --dp 2 --tp 1", cli.FAILED, "error: 2 ranks need more files"),
+        # ``launching/test_launch.py`` has this error, too.
+        left_out("ulimit -n 16; exec {} train --dp 2 --tp 1", cli.FAILED, "error: 2 ranks need more files"),
     ],
 )
 def test_a_place_that_cannot_run_is_one_line(shell: str, code: int, says: str, tmp_path: Path) -> None:
@@ -332,6 +332,7 @@ def test_a_result_that_cannot_be_printed_is_one_line_and_kept_unchecked(
     assert json.loads((tmp_path / "run" / "result.json").read_text())["check"] is None
 
 
+@pytest.mark.exhaustive  # above, a closed standard output is refused where it is needed
 def test_a_run_needs_no_standard_output(tmp_path: Path) -> None:
     done = in_shell(f"exec {{}} train {' '.join(TINY)} --dp 2 --tp 1 --out run >&- <&-", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import Muon, build_mesh, launch
 
+from ..exhaustive import left_out
 from .setups import HELPERS, MATRICES, SETUPS, Oracle, counted, error_of, full, hidden, mlp
 
 STEPS = 3
@@ -53,9 +54,10 @@ CASES = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world_size", sorted({setup.world_size for setup in SETUPS.values()}))
+@pytest.mark.parametrize("world_size", [2, 3, 4, left_out(8)])  # the equality table has eight ranks
 def test_every_helper_equals_the_single_process(world_size: int) -> None:
     cases = [case for case in CASES if SETUPS[case[0]].world_size == world_size]
+    assert cases
     by_rank = launch(run_cases, world_size, args=(cases,), limit=500)
     for number, case in enumerate(cases):
         outcomes = [found[number] for found in by_rank]

@@ -43,6 +43,7 @@ from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.plan.strategies import Builder, gram
 from scripts.lab.benchmarks.predicted import llama_70b
 
+from ..exhaustive import left_out
 from ..oracle import UNEVEN, Case, give_gradients, one_rank, whole_gradients
 from ..plan import cases as drawn
 from ..plan import variants
@@ -133,7 +134,7 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[tuple[Case, str]]) -> list[b
     return same
 
 
-@pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [left_out((2, 1)), left_out((2, 2)), (3, 2)], ids=str)
 def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     every = zip(DTYPES * len(EVERY), EVERY, strict=False)

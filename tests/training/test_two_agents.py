@@ -85,6 +85,7 @@ def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
     assert final_bits(run, 12) == final_bits(whole, 12)
 
 
+@pytest.mark.exhaustive  # above, both agents restart; in ``test_preempted``, ranks save when their agent ends
 def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents, tmp_path: Path) -> None:
     options = ("--steps", "1000000", "--out", "run")
     first = agents.start(0, "1:2", *options)
