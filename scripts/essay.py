@@ -35,7 +35,6 @@ from scripts.files import POLICY, ROOT, made, run_writer, write_all
 
 TARGET = ROOT / "dist" / "pages"
 NAME = "essay.html"
-TITLE = "Four processes, one matrix"
 DESCRIPTION = (
     "Muon needs the whole matrix, and no process has it. One optimizer step on real processes, recorded, "
     "to take apart: who holds what, what travels, what it costs."

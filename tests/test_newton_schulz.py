@@ -26,7 +26,6 @@ SHAPES = [
     *[(1, 1), (1, 7), (9, 1), (2, 3), (8, 8), (16, 48)],
     *[(48, 16), (37, 53), (65, 33), (64, 64), (100, 300)],
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SCHEDULES = {"you_jiacheng": YOU_JIACHENG, "polar_express": with_safety(POLAR_EXPRESS, 1.01), "cans": CANS}
 
 

@@ -40,7 +40,6 @@ from ..plan.variants import BITWISE, VARIANTS
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (3, 2))]
 DP2, DP2_TP2 = Grid.of(dp=2), Grid.of(dp=2, tp=2)
-LOCAL, AVERAGED = "zero1", "replicated"
 SLICED = ("zero1", "layerwise", "gram")  # these also take local gradients
 EXACT = tuple(name for name in STRATEGIES if name != "gram")  # test_gram checks its bound
 
@@ -70,11 +69,6 @@ def assert_alike(ranks: Ranks, stock: Stock) -> None:
     assert_own_parts(ranks.params, stock.params, ranks.case, ranks.world.grid)
 
 
-def random_gradients(seed: int) -> list[Tensor]:
-    made = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=made) for shape in UNEVEN.shapes]
-
-
 def few_bits(seed: int) -> list[Tensor]:
     """Gradients whose sums are exact in any order."""
     made = torch.Generator().manual_seed(seed)
@@ -84,19 +78,19 @@ def few_bits(seed: int) -> list[Tensor]:
 # Gradients made ready
 
 
-def rest_of(grid: Grid, seed: int = 0) -> list[list[nn.Parameter]]:
+def rest_of(grid: Grid) -> list[list[nn.Parameter]]:
     """All ranks' other parameters, in two dtypes, with local gradients of few bits."""
     shapes = (((7,), torch.float32), ((3, 2), torch.bfloat16), ((5,), torch.float32), ((2, 2), torch.float32))
     params = [[nn.Parameter(torch.ones(shape, dtype=dtype)) for shape, dtype in shapes] for _ in grid.ranks]
     for rank in grid.ranks:
-        made = torch.Generator().manual_seed(seed + grid.at(rank)["dp"])
+        made = torch.Generator().manual_seed(grid.at(rank)["dp"])
         for param in params[rank]:
             param.grad = torch.randint(-4, 5, param.shape, generator=made).to(param.dtype)
     return params
 
 
 def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_ones() -> None:
-    ranks, rest = seated(DP2, AVERAGED), rest_of(DP2)
+    ranks, rest = seated(DP2, "replicated"), rest_of(DP2)
     ranks.give(few_bits(0))
     before = [param.grad for own in rest for param in own]
     kept = [grad.clone() for grad in before if grad is not None]
@@ -225,7 +219,7 @@ def test_a_norm_within_the_limit_changes_no_bit() -> None:
 def test_a_closures_gradients_are_readied_anew() -> None:
     ranks, stock = seated(Grid.of(dp=1)), Stock()
     (muon,) = ranks.muons
-    ranks.give(random_gradients(9))
+    ranks.give(few_bits(9))
     muon.ready_gradients()
 
     def closure() -> float:

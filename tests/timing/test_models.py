@@ -19,13 +19,11 @@ from torch import nn
 from muon_tutorial import Grid, Replicate, Shard
 from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError, UsageError
-from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.model_configs import MODEL_TYPES, SAME_AS, shape_from_config
 from muon_tutorial.timing.model_shape import ModelShape, stage_layers, stage_matrices
 from muon_tutorial.timing.models import PUBLIC_MODELS, find_model, public_names
 from muon_tutorial.timing.module_shapes import shape_from_module
 
-H100 = find_machine("h100-infiniband")
 PUBLIC: dict[str, Any] = json.loads(PUBLIC_MODELS.read_text(encoding="utf-8"))
 
 # Each repository's safetensors.total in the Hub's API (https://huggingface.co/api/models/...), to the unit.
