@@ -19,10 +19,9 @@ from torch.distributed.tensor import Shard as TorchShard
 from muon_tutorial import Grid, LiveWorld, Muon, MuonWithAdamW, Replicate, Shard, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import create_dtensor_config, create_processgroup_config
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
-from muon_tutorial.plan.matrix import held_box
+from scripts.lab.faults.job import held, like
 
-from ..oracle import UNEVEN, Case, own_params, own_part, whole_gradients, whole_matrices
+from ..oracle import UNEVEN, Case, own_params, whole_gradients, whole_matrices
 from ..test_strategies import VARIANTS
 
 HIDDEN = len(UNEVEN.shapes)
@@ -90,25 +89,9 @@ def train(model: Model, both: MuonWithAdamW, world: LiveWorld, case: Case, steps
     """Step with this rank's own part of the full gradients."""
     for grads in list(whole_gradients(case))[steps]:
         for param, grad, cut in zip(model.parameters(), grads, case.cuts, strict=True):
-            param.grad = None if grad is None else _like(param, grad, cut, world)
+            param.grad = None if grad is None else like(param, held(param, grad, cut, world.at), grad)
         both.step()
         model.get_buffer("seen").add_(1)
-
-
-def _like(param: nn.Parameter, grad: Tensor, cut: Any, world: LiveWorld) -> Tensor:
-    part = _held(param, grad, cut, world)
-    if not isinstance(param, DTensor):
-        return part
-    mesh, placements = param.device_mesh, param.placements
-    return DTensor.from_local(part, mesh, placements, shape=grad.shape, stride=grad.stride())
-
-
-def _held(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
-    """The part of ``whole`` that this rank's ``param`` holds."""
-    if not isinstance(param, DTensor):
-        return own_part(whole, cut, world.at)
-    at = LiveWorld(param.device_mesh).at
-    return whole[held_box(tuple(whole.shape), dtensor_cuts("", param), at).slices]
 
 
 def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
@@ -132,7 +115,7 @@ def load_all(
         train(model, both, world, case, slice(SAVED_AFTER, case.steps))
         for index, (param, cut) in enumerate(zip(model.parameters(), case.cuts, strict=True)):
             mine = (param.to_local() if isinstance(param, DTensor) else param).detach()
-            part, where = _held(param, expected[index], cut, world), (saved, way, sizes, index)
+            part, where = held(param, expected[index], cut, world.at), (saved, way, sizes, index)
             assert mine.numel() == part.numel(), where
             assert not mine.numel() or torch.equal(mine, part), where
     return len(pairs)

@@ -88,7 +88,7 @@ class Rig:
     def give(self, step: int) -> None:
         for index, param in self.params.items():
             grad = gradient(self.blueprint, self.at, step, index)
-            param.grad = _like(param, _held(param, grad, self.blueprint.cuts[index], self.at), grad)
+            param.grad = like(param, held(param, grad, self.blueprint.cuts[index], self.at), grad)
 
     def digest(self) -> str:
         """A hash of everything that a step may change."""
@@ -102,7 +102,7 @@ class Rig:
         """Whether this rank holds exactly its parts of these matrices."""
         return len(wholes) == len(self.params) and all(
             raw_bytes(local_part(param.detach()))
-            == raw_bytes(_held(param, wholes[index], self.blueprint.cuts[index], self.at))
+            == raw_bytes(held(param, wholes[index], self.blueprint.cuts[index], self.at))
             for index, param in self.params.items()
         )
 
@@ -141,22 +141,9 @@ Given = Callable[[int, int, Tensor], Tensor]
 
 def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:
     """The matrices after all steps of ``torch.optim.Muon`` on whole matrices."""
-    if given is None and plan.wholes is first_values() and plan.settings == {"lr": 0.02}:
-        return list(_usual_oracle())
-    return _stepped(plan.wholes, plan.settings, given)
-
-
-@cache
-def _usual_oracle() -> tuple[Tensor, ...]:
-    return tuple(_stepped(first_values(), {"lr": 0.02}))
-
-
-def _stepped(
-    wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given | None = None
-) -> list[Tensor]:
-    params = [nn.Parameter(whole.clone()) for whole in wholes]
+    params = [nn.Parameter(whole.clone()) for whole in plan.wholes]
     # Empty matrices are left out, because torch's Muon divides by the length of a side.
-    known = {key: value for key, value in settings.items() if key in _STOCK}
+    known = {key: value for key, value in plan.settings.items() if key in _STOCK}
     muon = torch.optim.Muon([param for param in params if param.numel()], **known)
     for step in range(STEPS):
         for index, param in enumerate(params):
@@ -234,7 +221,7 @@ def _ask(request: Collective) -> Walk:
     return (yield request)
 
 
-def _held(param: Tensor, whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
+def held(param: Tensor, whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
     """The part of a whole matrix that this rank's ``param`` holds."""
     if isinstance(param, DTensor):
         here = LiveWorld(param.device_mesh).at
@@ -242,7 +229,8 @@ def _held(param: Tensor, whole: Tensor, cut: Placement, at: Coordinate) -> Tenso
     return _part(whole, cut, at)
 
 
-def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
+def like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
+    """A rank's part of a whole gradient, as a tensor of the kind of ``param``."""
     if not isinstance(param, DTensor):
         return part
     local = part.reshape(local_part(param.detach()).shape)
