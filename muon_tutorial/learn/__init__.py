@@ -1,4 +1,4 @@
-"""The code of the lessons. It observes the optimizer, and starts no processes except a lesson's ranks.
+"""The code of the lessons: it observes the optimizer, and starts no processes except a lesson's ranks.
 
 =================  =========================================================================================
 the_grid, …        a folder per notebook: what it runs on ranks, its pictures, its exercises

@@ -162,7 +162,7 @@ lesson.picture_of_gradient(G)
 
 # %% [markdown]
 # SGD hardly learns at the quiet end of this **spectrum**, the curve of all singular values. But quiet is not
-# unimportant: what only rare text needs is quiet, too.
+# unimportant: directions that only rare text needs are quiet, too.
 #
 # ## Make them equally loud
 #
@@ -246,8 +246,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`: each direction adds at most its singular value of `G`, and all of it only
-# where the update's own is 1. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`: each direction adds at most the singular value of `G`, and reaches it
+# only where the update's own singular value is 1. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)

@@ -170,8 +170,9 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. It gets G in **bfloat16** (16
-# bits a number): keep its dtype. To get torch's bits, write the two sums of your `step` with `torch.addmm`.
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. There your function gets G in
+# **bfloat16** (16 bits a number): keep its dtype. To get torch's bits, write both sums of your `step` with
+# `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -353,9 +354,9 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 steps, about
-# thirty of 64 values are below 0.01 (here, after 300, three). Polar Express and CANS lift most, because their `a`
-# changes from step to step, and begins larger.
+# An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 training
+# steps, about thirty of a gradient's 64 values are below 0.01 (here, after 300 training steps, three). Polar Express
+# and CANS lift most, because their `a` changes from step to step, and begins larger.
 #
 # ## Recap
 #
@@ -363,7 +364,7 @@ print(lesson.say_published())
 #
 # - Odd powers keep the directions. A step moves each singular value `s` by itself, to `a s + b s³ + c s⁵`.
 # - At Frobenius norm 1 no value begins above 1. Quiet values grow by `a` in each step, and loud ones swing about 1.
-# - A step is three products, `4 short² long + 2 short³` FLOPs by the sides. It never looks for a direction.
+# - A step is three products, `4 short² long + 2 short³` FLOPs by the sides. A step never looks for a direction.
 #
 # </details>
 #

@@ -366,9 +366,9 @@ hard.check(ring_reduce_scatter)
 #
 # It is `muon_tutorial/learn/builds/reference/ring.py`. `pass_on` begins to send before it receives. If all ranks
 # first called `dist.send`, and a message did not fit into the buffers, every one would wait for its neighbour to
-# receive, for ever. `all_reduce` is the other two, one after the other. It is tempting to gather all pieces and to
-# add them up at home: that takes half as many messages but P / 2 times as many entries, and each rank does the same
-# sum. `all_to_all` stacks what still travels, because each message costs its latency again.
+# receive, for ever. `all_reduce` is a reduce_scatter and then an all_gather. It is tempting to gather all pieces and
+# to add them up at home: that takes half as many messages but P / 2 times as many entries, and each rank does the
+# same sum. `all_to_all` stacks what still travels, because each message costs its latency again.
 #
 # </details>
 #
@@ -479,7 +479,8 @@ timed.check(ring_seconds)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Every message pays latency, because it waits for the one before it. Its bytes are only one piece, `size / ranks`.
+# Every message pays latency, because it waits for the one before it, and carries the bytes of only one piece,
+# `size / ranks`.
 #
 # ```python
 # def ring_seconds(size, ranks, latency, bandwidth):

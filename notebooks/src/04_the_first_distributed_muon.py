@@ -160,8 +160,8 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 # <details><summary>Solution</summary>
 #
 # `continue` also skips the last line of the loop. So on the owner of `k1`, and only there, all later places
-# begin too early. What it owns after `k1` lands elsewhere, and the sum adds it to what others have put there. Or let
-# the real run tell:
+# begin too early. Updates that it writes after `k1` land elsewhere, and the sum adds them to what others have put
+# there. Or let the real run tell:
 #
 # ```python
 # wrong = lesson.run_share(early_share, dp, backend, seed, lacking="k1").wrong()

@@ -409,9 +409,9 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 #
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
-# - All ranks make all groups, in the same order. Compare before you make them.
+# - All ranks make all groups, in the same order. Compare their lists first.
 # - After one call in the row and one in the column, everybody has heard of everybody.
-# - A rank has a number in the world and one in each group. Ask which of them a call wants.
+# - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. The ranks that wait are witnesses.
 #
 # </details>

@@ -103,8 +103,8 @@ guess.check(column_parallel, row_parallel)
 #
 # <details><summary>Hint</summary>
 #
-# `-(-n // tp)` rounds up. How many entries are left when the ranks before this one have taken theirs? It may be a
-# negative number, and a piece has at least 0.
+# `-(-n // tp)` rounds up. How many entries are left when the ranks before this one have taken theirs? The
+# number may be negative, but a piece has at least 0.
 #
 # </details>
 #
@@ -285,7 +285,7 @@ holders.check(who_holds)
 # <details><summary>Hint</summary>
 #
 # Row r of what is cut lies on rank r // step, with the step of `local_shape`. Stacked, a head has a run of rows in
-# each third: where are the first and the last row of each run? One by one, its runs lie alike in q, k and v.
+# each third: where are the first and the last row of each run? Cut one by one, its runs lie alike in all three.
 #
 # </details>
 #
@@ -302,9 +302,9 @@ tearing.check(torn)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A run of rows is on one rank if its first and its last row are. But stacked, a head can be torn although each of its
-# three runs is whole: all three must lie on the *same* rank. As soon as tp cuts, they never do, because q and v of
-# a head are two thirds of all rows apart.
+# A run of rows is whole if its first and its last row are on the same rank. But stacked, a head can be torn although
+# each of its three runs is whole: all three must lie on the *same* rank. As soon as tp cuts, they never do, because
+# q and v of a head are two thirds of all rows apart.
 #
 # ```python
 # def torn(heads, rows, tp, stacked):
@@ -471,8 +471,8 @@ compare({"alike": alike}, {"alike": same}, lesson.picture_of_kept(dp, tp, kept))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# They hold the same piece. Each slice of its new weights is computed on one rank, and all_gather copies it to the
-# others.
+# Ranks in one column hold the same piece. Each slice of its new weights is computed on one of them, and all_gather
+# copies it to the others.
 #
 # ```python
 # alike = list(range(0, dp * tp, tp))

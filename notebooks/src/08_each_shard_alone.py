@@ -37,7 +37,7 @@ lesson.hero()
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #
-# *The heat maps:* each square stands for 4 × 4 entries. The darker it is, the larger they are, on a square-root
+# *The heat maps:* each square stands for 4 × 4 entries. A darker square means larger entries, on a square-root
 # scale, so that you also see what is faint.
 #
 # </details>

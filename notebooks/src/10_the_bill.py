@@ -266,7 +266,7 @@ print(lesson.say_orders(seed, texts=8))
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
-# A mean over dp takes dp − 1 additions and one division. Each of them is off by at most a part u of its result, and
+# A mean over dp takes dp − 1 additions and one division. Each of them is off by at most u times its result, and
 # in fp32 u is 2⁻²⁴. No partial sum is larger than the sum of the absolute values. So
 #
 # `error ≤ γ · (|g₀| + |g₁| + …) / dp`, with `γ = dp · u / (1 − dp · u)`
@@ -286,7 +286,7 @@ print(lesson.say_sum(seed, texts=8))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
-# - Under `zero1`, Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
+# - Under `zero1`, Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. Muon keeps half the state.
 # - Under `zero1`, every rank that keeps a part of a matrix orthogonalizes all of it, so a boundary inside it costs
 #   bytes and work.
 # - The same gradient gives the same bits. The sum that makes the gradient may not.

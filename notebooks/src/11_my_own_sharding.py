@@ -172,8 +172,8 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 #
 # <details><summary>Hint</summary>
 #
-# Only the owner takes anything, and each rank sends to the owner alone. So both lists of `splits` are all zeros,
-# except for the owner's place in the first list, and for the whole second list on the owner.
+# Only the owner takes anything, and each rank sends to the owner alone. So in the first list of `splits`, only the
+# entry at the owner's place may differ from 0, and the second list is all zeros except on the owner.
 #
 # </details>
 #
@@ -220,7 +220,7 @@ gathered.check(gather)
 #
 # <details><summary>Hint</summary>
 #
-# What each rank sent on the way out, it takes on the way back. So call the same `splits` and exchange the two lists.
+# On the way back, each rank takes what it sent on the way out. So call the same `splits` and exchange the two lists.
 # A rank without the update brings an empty tensor.
 #
 # </details>
@@ -373,7 +373,7 @@ shards.check(sent)
 # <details><summary>Solution</summary>
 #
 # A reduce_scatter or an all_gather sends all shares but one, `(ranks - 1) / ranks` of the entries. ZeRO-1 needs one of
-# each, and ZeRO-3 gathers once more. For that, ZeRO-3 cuts the memory of weights and gradients by `ranks`, too. (Muon
+# each, and ZeRO-3 gathers once more. In exchange, it divides the memory of weights and gradients by `ranks`, too. (Muon
 # also gathers its `x`, in either.)
 #
 # ```python
@@ -395,7 +395,7 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 # because there is no `zero3.py`. Write that file, and go on until all four stages are green.
 #
 # 1. `shard(model)` gets a `Sequential` whose layers all have weights. It cuts each parameter, a bias too, flat and
-#    padded with zeros, into equal runs, and leaves rank r the r-th as its parameter. It returns a module, which gathers
+#    padded with zeros, into equal runs, and run r becomes the parameter on rank r. It returns a module, which gathers
 #    a layer's weights before the layer computes, in forward and again in backward, drops them afterwards, and averages
 #    their gradients in a reduce_scatter. `whole` takes this module, and returns a list of the whole parameters.
 # 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the
@@ -549,10 +549,10 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 #
 # <details><summary>A solution of the build, and why it is so</summary>
 #
-# It is `muon_tutorial/learn/builds/reference/zero3.py`. One lane sends everything, the reduce_scatter of backward,
-# too. If each collective had a thread of its own, two of them could send to the next rank at the same time, and there
-# a receive might take the wrong message. Every rank submits in one order, so the first message to come is the one that
-# is expected. It is
+# It is `muon_tutorial/learn/builds/reference/zero3.py`. One lane sends everything, also the reduce_scatter of
+# backward. If each collective had a thread of its own, two of them could send to the next rank at the same time, and
+# there a receive might take the wrong message. Every rank submits in one order, so the first message to come is the
+# one that is expected. It is
 # tempting to begin all gathers at once, but then every rank holds the whole model, which is what ZeRO-3 exists to
 # avoid: one layer ahead suffices. bfloat16 has 8 significant bits. If the part itself were bfloat16, steps of less
 # than about 1/256 of a weight would be rounded away, and training would stand still.
@@ -608,7 +608,7 @@ calls = ...  # a number for each rank, such as [4, 3, 2, 1]
 out, back = gathered.accepted_or(lesson.gather), given_back.accepted_or(lesson.redistribute)
 mine = lesson.ThreeFunctions(by_work, out, back)
 bits, made = lesson.run_loop(muon_step, mine, dp * tp, seed, backend)
-print("the single process' bits, rank by rank:", bits)
+print("the bits of one process, rank by rank:", bits)
 
 # %% tags=["answer"]
 compare({"calls": calls}, {"calls": made})

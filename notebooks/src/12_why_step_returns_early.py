@@ -329,14 +329,14 @@ def gpipe(stage, stages, micro):
 lesson.draw_pipelines({"GPipe": gpipe})
 
 # %% [markdown]
-# A stage keeps activations from F to B. Under **1F1B** (one forward, one backward) it is as fast as GPipe, and keeps as
-# few micro-batches as possible.
+# A stage keeps activations from F to B. Under **1F1B** (one forward, one backward) stages are as fast as under GPipe,
+# and keep as few micro-batches as possible.
 #
 # <details><summary>Hint</summary>
 #
 # The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage to
-# the last and back, for how many could the first stage do both F and B? With so many forwards it begins. After that, a
-# B comes before each F.
+# the last and back, for how many could the first stage do both F and B? It begins with that many forwards, and
+# after them a B comes before each F.
 #
 # </details>
 #
@@ -353,9 +353,9 @@ in_turn.check(one_f_one_b)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# From this stage on, a micro-batch goes through `stages - stage` of them, there and back. That takes as long as this
-# stage needs for F and B of as many micro-batches, so as many keep it busy. If you begin with fewer forwards, the stage
-# waits; if you begin with more, it keeps more, and is no faster.
+# `stages - stage` stages are left for a micro-batch, this one included. To go through them and back takes as long as
+# F and B of `stages - stage` micro-batches on this stage, so that many keep it busy. If you begin with fewer forwards,
+# the stage waits; if you begin with more, it keeps more, and is no faster.
 #
 # ```python
 # def one_f_one_b(stage, stages, micro):
@@ -520,8 +520,8 @@ recorded.check(with_window_3)
 print(lesson.say_gains(recording, recorded.accepted_or(lesson.with_window_3)))
 
 # %% [markdown]
-# Two of yours are a fifth too short, because ranks share cores and link. The timed world counts that, and says 532 and
-# 850 there:
+# Two of your times are a fifth too short, because ranks share cores and link. The timed world counts that, and says
+# 532 and 850 there:
 
 # %%
 expected = lesson.predict_recorded(recording)

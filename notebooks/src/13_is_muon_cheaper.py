@@ -503,7 +503,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# AdamW's steps are faster. How many times as many may it take in Muon's time?
+# AdamW's steps are faster. How many times as many steps may it take in Muon's time?
 #
 # *Easy · 2 minutes · required*
 
@@ -534,8 +534,8 @@ for tokens in lesson.TOKENS:
     print(f"{tokens:>9,} tokens a step: {more_steps(at.adamw_seconds, at.muon_seconds):.2f} times as many")
 
 # %% [markdown]
-# No number is below 1, so with as many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from 262,144
-# tokens on. On the slowest link, from where on does each strategy lead?
+# No number is below 1, so with equally many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from
+# 262,144 tokens on. On the slowest link, from where on does each strategy lead?
 
 # %%
 lesson.explore_costs(live=widgets)

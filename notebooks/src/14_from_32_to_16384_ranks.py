@@ -184,8 +184,8 @@ print(lesson.say_wires())
 print(lesson.say_experts())
 
 # %% [markdown]
-# Each owner has many experts, so their work balances by itself. It has only two or three dense matrices, so the
-# costliest sets the floor.
+# Each owner has many experts, so their work balances by itself. But an owner has only two or three dense matrices,
+# so the costliest sets the floor.
 #
 # ## Even entries, uneven work
 #
@@ -196,8 +196,8 @@ print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
-# out by work:
+# But the largest matrix has eight times the entries of an expert's matrix (2,048 × 7,168), and thirty times the work.
+# Dealt out by work:
 
 # %%
 one = lesson.owned_models()[0]
@@ -290,8 +290,8 @@ compare({"alone": alone, "whole": whole}, {"alone": lesson.within(alone=True), "
 # </details>
 
 # %% [markdown]
-# For Newton–Schulz alone it is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust what it
-# counts, such as idle owners and bytes, and in seconds only what follows from those.
+# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384 ranks,
+# trust what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
 #
 # <details><summary>Sources, and worse rows</summary>
 #

@@ -194,8 +194,8 @@ accusing.check(suspects)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A rank that waits itself may only be held up by another one. So of those that are waited for, only ranks that do not
-# wait are suspect.
+# A rank that waits itself may just be held up by another one. So among the ranks that others wait for, suspect only
+# those that do not wait.
 #
 # ```python
 # def suspects(pairs):
@@ -337,7 +337,7 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none: then answer `"nothing"`. Your tools:
+# Each file has some wrong lines, or none; if none, answer `"nothing"`. Your tools:
 #
 # ```text
 # ranks gave up waiting   suspects(waits(lesson.logs(run)))   lesson.say_calls(run, step)
@@ -389,7 +389,7 @@ clinic.check("A", repair_a)
 # <details><summary>Hint</summary>
 #
 # Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask what the silent ranks
-# did *instead* of the missing call. If it is the next call of the program, they have skipped one.
+# did *instead* of the missing call. If they made the next call of the program, they skipped one.
 #
 # </details>
 #
@@ -454,7 +454,7 @@ clinic.check("C", repair_c)
 # <details><summary>Solution</summary>
 #
 # The cosine is 1 and the size is not, and only for the tall matrices. So a factor is wrong that depends on the shape.
-# It was taken from the rows that tp left on this rank, and it belongs to the whole matrix (lesson 08).
+# The code took it from the rows that tp left on this rank, and it belongs to the whole matrix (lesson 08).
 #
 # ```python
 # repair_c = {80: "return rescale(SHAPES[name])"}
@@ -490,7 +490,7 @@ clinic.check("D", repair_d)
 # <details><summary>Solution</summary>
 #
 # Some ranks log before they average. Their dp groups wait for them in `average`, and they wait for everybody in
-# `log`. It is a circle, so restarting any one rank would not help.
+# `log`. They wait in a circle, so restarting any one rank would not help.
 #
 # ```python
 # repair_d = {40: "", 41: ""}
@@ -623,7 +623,7 @@ quiz.check(answers)
 #
 # <details><summary>Another hint</summary>
 #
-# The second shows in `share`. Lesson 06 had a rank ask for number 1 and mean another one.
+# The second shows in `share`. In lesson 06, a call said `src=1` and meant another rank.
 #
 # </details>
 #

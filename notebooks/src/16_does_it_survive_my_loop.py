@@ -199,7 +199,8 @@ clipped.check(clip)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# If a gradient is not cut along an axis, each rank along it has a copy. All are counted, so each adds its part only.
+# If a gradient is not cut along an axis, each rank along it has a copy. The sum counts them all, so
+# each rank divides its part by the number of copies.
 #
 # ```python
 # def clip(gradients, limit):
@@ -360,7 +361,7 @@ print(lesson.say_traps(seed))
 #
 # <details><summary>What to do about the last three</summary>
 #
-# `from_model` leaves embedding and head to AdamW, which it knows by their names and places. If your head has an
+# `from_model` knows embedding and head by their names and places, and leaves them to AdamW. If your head has an
 # unusual name, name it in `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…,
 # reduce_dtype=torch.float32)`. If keys changed between saving and loading, `load` refuses, and `rename=` tells it
 # which key is which.
@@ -467,8 +468,8 @@ my_muon.show_command(steps, seed)
 # %% [markdown]
 # <details><summary>On several machines</summary>
 #
-# Nothing in this course has been run on several, or with NCCL. If you have several, start the same command on each of
-# them, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare
+# Nothing in this course has been run on several machines, or with NCCL. If you have several, start the same command on
+# each, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare
 # the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
 # --nproc-per-node 2 scripts/one_page.py --dp 2 --tp 1` takes NCCL by itself, and still demands the bits of
 # `torch.optim.Muon`.

@@ -105,4 +105,4 @@ def test_a_sum_stays_within_its_bound_and_a_spoilt_one_does_not() -> None:
     assert 0 <= rounding.sum_error(mean, 0, 4)[1] <= 1
     spoilt = {name: whole * (1 + 2**-18) for name, whole in mean.items()}
     assert rounding.sum_error(spoilt, 0, 4)[1] > 1
-    assert "in parts of its bound" in rounding.say_sum(0, 4)
+    assert "as a fraction of its bound" in rounding.say_sum(0, 4)

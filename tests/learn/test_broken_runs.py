@@ -158,7 +158,7 @@ def test_a_bit_that_is_flipped_in_a_report_is_the_first_difference(lie: Training
     ("rung", "agree", "says"),
     [
         ("momentum", True, "momentum does not use the learning rate"),
-        ("share", False, "all copies take its rows"),
+        ("share", False, "take their owner's rows"),
         ("weights", True, "give one of gradient"),
     ],
 )

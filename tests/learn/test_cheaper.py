@@ -150,7 +150,7 @@ SUMS: list[tuple[Any, str]] = [
 
 MORE_STEPS: list[Any] = [
     (lambda adamw, muon: adamw / muon, "The optimizer whose step is slower may take fewer steps."),
-    (lambda adamw, muon: muon / adamw - 1, "That is how much more"),
+    (lambda adamw, muon: muon / adamw - 1, "That is only the excess"),
     (lambda adamw, muon: muon - adamw, "Those are seconds."),
     (lambda adamw, muon: muon / adamw, PASSES),
 ]

@@ -112,7 +112,7 @@ def test_a_loop_gives_the_bits_of_one_process_in_any_window(window: int) -> None
 
 def test_real_ranks_walk_a_loop_and_a_wrong_one_is_seen() -> None:
     run = lesson.run_loop(lesson.prefetch, 3, 0, window=2, count=4)
-    assert str(run) == "the single process' bits on all 3 ranks"
+    assert str(run) == "the bits of one process on all 3 ranks"
     assert [len(run.timeline.of(rank, "product")) for rank in run.timeline.ranks] == [4] * 3
     assert len(run.timeline.flights) == 4 * 3
     mixed = lesson.run_loop(mixes_tickets_up, 2, 0, window=2, count=4)

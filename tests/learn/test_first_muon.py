@@ -111,7 +111,7 @@ def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
     assert lesson.predict(ranks).check(name for name in reversed(right))
     odd: list[Any] = ["up1", ["W"], 5, None, [["q1"]], [0]]
     wrong: list[tuple[Any, str]] = [(answer, "list of names") for answer in odd]
-    wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts it in its place")]
+    wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts the update")]
     wrong += [([*right, "k1"], "No rank has an update for it")] if ranks > 1 else []
     wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
     for case in wrong:

@@ -1,4 +1,4 @@
-"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW. Gradient flags do not count."""
+"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW, without gradient flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STRATEGIES: Mapping[str, Builder] = {
 Gather = Literal["all", "boundary"]
 BOUNDARY = "zero1, boundary"
 BUILDERS: Mapping[str, Builder] = {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
-"""``STRATEGIES``, and ``zero1`` that gathers only the matrices on a boundary between slices."""
+"""``STRATEGIES``, and a ``zero1`` that gathers only matrices which a slice boundary cuts."""
 LAYERS, WIDTH = 4, 768
 DTYPES = {
     "all fp32": (torch.float32, torch.float32),
@@ -103,7 +103,7 @@ def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
 
 
 def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
-    """The bill of ZeRO-1 AdamW over the buckets of a ``zero1`` plan. Its state is two moments per entry."""
+    """The bill of ZeRO-1 AdamW over the buckets of a ``zero1`` plan; its state is two moments per entry."""
     at = plan.grid.at(rank)
     each = rho(at.size("dp")) * entries_of_rank(plan)
     travels = {"gradient reduce_scatter": "gradient", "parameter all_gather": "parameter"}

@@ -69,7 +69,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
     own = plans_of(dp, tp)["zero1"]
     entries = costs.entries_of_rank(own), costs.touched_entries(own, own.grid.at(0))
     par = Par("bytes", bill_of("zero1", own).total, lambda bill: sum(bill(*entries, dp, tp).values()))
-    praise = "Every phase, on every grid that was tried, is the ledger's to the byte."
+    praise = "Your bytes of every phase are the ledger's, on every grid that was tried."
     return Exercise(judge, (), praise, par, keeps=("bill",))
 
 
@@ -108,7 +108,7 @@ def quiz(dp: int, tp: int) -> Exercise:
     slices = "How many slices have a part of up? For each of them, all tp ranks work on up."
     kept = "Muon keeps 4 bytes for each entry of a slice, which is 1 / dp of the bucket."
     return numbers(
-        ("saved", saved, "Subtract the totals of two bars: zero1, and zero1, boundary."),
+        ("saved", saved, "Subtract the total of “zero1, boundary” from that of zero1."),
         ("state", bill_of("", plans["zero1"]).state, kept),
         ("runs", len(plans["zero1"].workers(0)), slices),
     )

@@ -118,8 +118,8 @@ def draw_boundary(dp: int, tp: int) -> Picture:
         said = f"sends {all_sent:,} entries"
         write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said)
     said = (
-        f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. If all is "
-        f"gathered on a ring it sends {all_sent:,} entries; at boundaries alone, {boundary_sent:,}."
+        f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. To gather all of "
+        f"it on a ring, rank 0 sends {all_sent:,} entries; to gather at boundaries alone, {boundary_sent:,}."
     )
     return finish(figure, f"boundary-{dp}-{tp}", said)
 

@@ -36,7 +36,7 @@ def say_sum(seed: int, texts: int) -> str:
     errors, of_bound = sum_error(mean_of(seed, texts), seed, texts)
     return (
         f"entries         {errors.numel()}, of which not the exact mean: {int((errors > 0).sum())}\n"
-        f"largest error   {float(errors.max()):.1e}; in parts of its bound: {of_bound:.3f}"
+        f"largest error   {float(errors.max()):.1e}; as a fraction of its bound: {of_bound:.3f}"
     )
 
 

@@ -200,7 +200,7 @@ def say_flight(run: TrainingRun, rank: int, last: int = 4) -> str:
     """One rank's last entries in PyTorch's flight recorder: kind, group, number in the group, sizes."""
     entries = run.reports[rank].flight[-last:]
     if not entries:
-        return "nothing recorded: set TORCH_FR_BUFFER_SIZE before ranks start; old torch has no Gloo calls"
+        return "nothing recorded: set TORCH_FR_BUFFER_SIZE before ranks start; old torch notes no Gloo calls"
     return "\n".join(
         f"{each['profiling_name']:<18} group {each['process_group'][0]:<3} call "
         f"{each['collective_seq_id']:<3} sizes {each['input_sizes']}"

@@ -59,7 +59,7 @@ STORIES = {
     "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
     "it.",
     "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
-    "A": "Data wants a seed for each rank, weights want one for all. Owners share rows, so copies agree.",
+    "A": "Data wants a seed for each rank, weights want one for all. Copies agree: owners share their rows.",
     "B": "A call must not depend on a rank's own numbers: some ranks skipped it, so their groups waited.",
     "C": "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
     "D": "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
@@ -240,7 +240,7 @@ def guess() -> Exercise:
         if rung != "share":
             return f"rung: {rung} does not use the learning rate. Which phase multiplies by it?"
         if agree is not True:
-            return "agree: a matrix has one owner, and all copies take its rows. So they agree, wrong or not."
+            return "agree: copies agree, wrong or not, because all of them take their owner's rows."
         return None
 
     return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
@@ -263,7 +263,7 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that finds each (rank, other) with ``lacks``, among rank's last call or among all ranks."""
+    """A function that pairs each rank with those of its last call, or of all, for which ``lacks`` holds."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
@@ -381,7 +381,7 @@ def write_search() -> Exercise:
     slips = (
         ("A last bit counts, too: torch.allclose forgives it, torch.equal does not.", lambda run: None),
         ("Go rung by rung, and ask all ranks at each: the ladder is the outer loop.", by_rank),
-        ("That is the last one. Return at the first.", lambda run: next(reversed(_wrong(run)), None)),
+        ("That is the last difference. Return at the first.", lambda run: next(reversed(_wrong(run)), None)),
         ("Compare all matrices of a rung, not only the first.", _of_one_matrix),
     )
     praise = "The rungs below it may only have inherited its mistake."

@@ -11,7 +11,7 @@ from .training_rank import BATCHES, DECAY, MEMORY, SHAPES, RankNotes, batch, los
 
 
 class Loop(RankNotes):
-    """One rank's part of the training. All ranks must make it and train it."""
+    """One rank's part of the training. All ranks must create it and call ``train``."""
 
     def own_seed(self) -> int:
         """The seed of the weights, which is the same on all ranks."""

@@ -32,7 +32,7 @@ Rungs = Mapping[tuple[int, str], Matrices]
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank's notes. If the rank waited too long, also the error, the stack and the time."""
+    """One rank's notes; if the rank waited too long, also its error, its stack and the time."""
 
     notes: Notebook
     stuck: str = ""

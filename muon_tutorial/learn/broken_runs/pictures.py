@@ -69,7 +69,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
         centred(axes, x, y - 7, f"rank {rank}", 11.5, weight="bold", zorder=7)
         centred(axes, x, y + 10, "waits" if rank in stuck else "is gone", zorder=7)
-    blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
+    blame = f" Marked: the edges to rank {guilty}, which should be in those calls." if guilty >= 0 else ""
     waiting = "; ".join(map(str, edges)) or "no rank waits"
     return finish(figure, name, f"{title}. Which rank waits for which: {waiting}.{blame}")
 

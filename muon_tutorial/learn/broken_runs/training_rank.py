@@ -2,8 +2,8 @@
 
 tp cuts the rows of each matrix; dp positions hold copies. In a step, ranks gather the matrices over tp,
 compute gradients on their dp position's data, and average them over dp. To average, they gather, and add in
-the order of ranks, so that the bits are those of one process. Then they update the momentum. The ranks at dp
-position i modulo dp own matrix i: they gather the Newton–Schulz input over tp, orthogonalize it, and send
+the order of ranks, so that the bits are those of one process. Then ranks update the momentum. The ranks at
+dp position i modulo dp own matrix i: they gather the Newton–Schulz input over tp, orthogonalize it, and send
 their new rows to their dp group.
 """
 

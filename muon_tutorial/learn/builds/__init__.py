@@ -1,7 +1,7 @@
-"""Builds: exercises without a stub. Runs a build's test in stages, and completes files by references.
+"""Builds: exercises without a stub. This module runs their tests in stages, and completes readers' files.
 
-``from muon_tutorial.learn.builds import ring`` is the ``ring.py`` of the current folder. What it lacks comes
-from ``reference/ring.py``.
+``from muon_tutorial.learn.builds import ring`` is the ``ring.py`` of the current folder. Functions that this
+file lacks come from ``reference/ring.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def __getattr__(build: str) -> ModuleType:
     if build in NAMES:
         try:
             return completed(build)
-        except AttributeError as error:  # which an import would take for a missing name
+        except AttributeError as error:  # an import would take it for a missing name
             raise ImportError(f"{build}.py raised {error!r}") from error
     raise AttributeError(f"module {__name__!r} has no attribute {build!r}")
 

@@ -47,8 +47,8 @@ _BYTES_HINTS = {
     ),
     "zero1": ("As AdamW, and a gather of x, which is bfloat16 whatever the gradients are.",),
     "layerwise": (
-        "Each gradient travels to its owner, and each weight back. Both times all ranks but one send the "
-        "whole: on average, a rank sends (dp − 1) / dp of it.",
+        "Each gradient travels to its owner, and each weight back. Each time, every rank except one "
+        "sends the whole tensor: on average, a rank sends (dp − 1) / dp of it.",
     ),
 }
 
@@ -111,9 +111,9 @@ def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
     hints = (
         "travel(x, route, at, label) carries x along a route. Write: x = yield from travel(…).",
-        "Gradients travel bucket.gradient and end in your slice of the sum; weights travel bucket.parameter.",
+        "Gradients travel along bucket.gradient, to slices of their sum; weights along bucket.parameter.",
     )
-    praise = "All weights, on every rank, to the bit, and not a byte more than AdamW has to send."
+    praise = "Every rank has all weights, to the bit, and sends not a byte more than AdamW has to."
     return Exercise(judge, hints, praise)
 
 
@@ -130,7 +130,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not all(map(torch.equal, came, due)):
         if all(map(torch.equal, came, step_in_one_process(_undivided, dp, tp, seed)[0])):
-            said = "AdamW got the sum of all gradients, not their mean. The steps differ only because of eps."
+            said = "AdamW got the sum of all gradients, not their mean. Only eps makes that a different step."
             return Diagnosis(said, ("bucket.summands says how many gradients were summed.",))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
@@ -252,7 +252,7 @@ def waits_exercise() -> Exercise:
                     return Diagnosis(said, (hint,))
         return None
 
-    return Exercise(judge, (), "It takes all ranks' clocks to tell. One rank's trace never could.")
+    return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: it takes all clocks.")
 
 
 def line(slope: float, rest: float) -> Lead:
@@ -277,29 +277,29 @@ def break_even_exercise() -> Exercise:
     """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
     cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
     slips = (
-        ("The lead is not a straight line over the bandwidth. Over 1 / bandwidth it is.", _over_bandwidth),
+        ("The lead is a straight line over 1 / bandwidth, not over the bandwidth.", _over_bandwidth),
         ("If the lead has the same sign at both ends, there is no break-even between them.", costs.crossing),
         ("That is 1 / bandwidth.", lambda *at: None if break_even(*at) is None else 1 / costs.crossing(*at)),
     )
-    say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps' times, and you know it for every link."
+    say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps give you the lead on every link."
     hints = ("slope = (slow - fast) / (1 / slowest - 1 / fastest) is in seconds times bandwidth.",)
     exercise = written(break_even, cases, *slips, say=say, hints=hints, praise=praise)
     return replace(exercise, optional=True)
 
 
 def more_steps(adamw: float, muon: float) -> float:
-    """The exercise's reference: AdamW's steps over Muon's, if both take as long, by the seconds of one."""
+    """The exercise's reference: AdamW's steps over Muon's in equal time, given the seconds of a step."""
     return muon / adamw
 
 
 def steps_exercise() -> Exercise:
-    """The exercise: how many steps Muon must save."""
+    """The exercise: how many times Muon's steps AdamW may take in the same time."""
     slips = (
         ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
-        ("That is how much more: half as much again is 1.5 times.", lambda adamw, muon: muon / adamw - 1),
-        ("Those are seconds. How many times as many steps are they worth?", lambda adamw, muon: muon - adamw),
+        ("That is only the excess: half as many more is 1.5 times.", lambda adamw, muon: muon / adamw - 1),
+        ("Those are seconds. How many times as many steps fit?", lambda adamw, muon: muon - adamw),
     )
-    say, praise = "{} s with AdamW and {} s with Muon", "That much Muon must save, and all beyond it is gain."
+    say, praise = "{} s with AdamW and {} s with Muon", "If AdamW needs more steps than that, Muon is ahead."
     return written(more_steps, [(2, 3), (0.5, 0.4), (1, 1)], *slips, say=say, praise=praise)
 
 

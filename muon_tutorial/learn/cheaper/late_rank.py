@@ -1,7 +1,4 @@
-"""Lesson 13 on real ranks: all ranks wait for one.
-
-It is a separate file, because recording imports drawing code.
-"""
+"""Lesson 13 on real ranks: all wait for one. This file is separate, as recording imports drawing code."""
 
 from __future__ import annotations
 

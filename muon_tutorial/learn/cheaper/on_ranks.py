@@ -101,7 +101,7 @@ Counted = Mapping[str, Mapping[str, Sent]]
 
 
 def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
-    """The sum of a ledger's entries. It leaves out gradient flags, and what is sent only along tp."""
+    """The sum of a ledger's entries, without gradient flags and without what is sent only along tp."""
     along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
     return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
 

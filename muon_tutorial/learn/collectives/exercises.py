@@ -83,14 +83,14 @@ def guess_stuck() -> Exercise:
         whole = isinstance(stuck, int)
         return why((not whole, "Give a whole number."), (stuck == 1, few), (stuck != 2, free)) or None
 
-    praise = "Only if all do the same. A rank that differs sets the others free, one by one."
+    praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."
     return Exercise(judge, praise=praise)
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks. Each rank passes on the piece that it received last."""
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
-    praise = "Every rank holds every piece, in order, after sending one fewer than there are."
+    praise = "Every rank holds every piece, in order, and has sent all of them except one."
     hints = (*GATHER_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
     judge = partial(_with_ladder, judges, GATHER_HINTS, GATHER, "collectives-wrong")
@@ -109,7 +109,7 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks. Par counts bytes of an all_reduce that uses it."""
+    """The hard exercise: a reduce_scatter on real ranks; par is the bytes of an all_reduce made with it."""
     play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:

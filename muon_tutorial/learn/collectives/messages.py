@@ -39,7 +39,7 @@ def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = tor
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
-    """What a tensor holds, or None if it is not a piece or a sum of one piece's summands."""
+    """What a tensor holds, or None if it is neither a piece nor a sum of one piece's summands."""
     flat = tensor.detach().reshape(-1)
     value = float(flat[0]) if flat.numel() else float("nan")
     if not (0 < value < 2**24 and value.is_integer() and bool((flat == value).all())):
@@ -95,7 +95,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. Its sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
+    """A message whose sender had received ``round`` - 1 others; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int
@@ -124,7 +124,7 @@ class MessageLog:
 
     @property
     def sums(self) -> bool:
-        """Whether the pieces are summed. They are if every rank begins with all of them."""
+        """Whether the pieces are summed, which is so if every rank begins with all of them."""
         return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
 
 
@@ -141,7 +141,7 @@ def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
 
 
 def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
-    """The messages behind the ranks' notes. Sends and receives between two ranks are matched in order."""
+    """The messages that the notes of all ranks describe: a pair's sends and receives are matched in order."""
     arrivals: dict[tuple[int, int], deque[float]] = defaultdict(deque)
     for rank, mine in enumerate(notes):
         for note in mine:

@@ -99,7 +99,7 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
-    """The arrow's lines. From the last lane to the first: one line out of the card, and one line into it."""
+    """The arrow's lines: one, or two if it leaves the card at one edge and comes in at the other."""
     here, there = message.sender, message.receiver
     high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
     if there != (here + 1) % ranks:

@@ -119,7 +119,7 @@ prefetch | 12 | To ask for data that a later computation needs, before computing
 window | 12 | How many matrices or buckets a rank may have asked for and not yet finished.
 timed world | 12 | Ranks as generators, each with a clock; work and messages cost what a machine's file
     says, and nothing is sent.
-stage | 12 | In a pipeline: a rank, or some, with a run of the model's layers.
+stage | 12 | In a pipeline: a rank, or several, with consecutive layers of the model.
 micro-batch (micro-batches) | 12 | A small part of a batch, which goes through a pipeline by itself.
 1F1B | 12 | An order for pipelines: each stage begins with few forwards, then does one backward before each
     other forward.
@@ -132,7 +132,7 @@ planner | 13 | Predicts bytes, memory and seconds of a step from a plan and a ma
 floor | 14 | The time that one owner needs for the costliest matrix. No number of ranks makes a step shorter.
 oracle | 15 | The same training in one process, with which the results of ranks are compared.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
-DTensor | 16 | A tensor of which each rank holds a part, and which knows the whole.
+DTensor | 16 | A tensor of which each rank holds a part; it knows the whole's shape and how it is cut.
 scheduler | 16 | An object that changes the learning rate from step to step. It counts the steps itself.
 clip | 16 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
 checkpoint | 16 | Everything that a run needs to go on: model, optimizer state, and what the loop knows.
@@ -149,7 +149,7 @@ place | 05 | Where a rank stands along one axis of the grid, from 0.
 W, x | 01 07 | The weight of a layer, and its input.
 lr | 01 | The learning rate: what the update is multiplied with.
 G | 01 08 | The gradient of one weight.
-U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, of the input.
+U, S, Vt | 01 02 08 | The SVD: directions of the output, singular values, directions of the input.
 UVᵀ | 08 | The orthogonalized matrix; `U @ Vt` in code.
 X | 02 | The matrix that Newton–Schulz works on, at first with Frobenius norm 1. After the steps it is Y.
 A | 02 | `X @ X.T`, the product that a step needs twice.

@@ -13,7 +13,7 @@ from ...errors import UsageError
 REPOSITORY = ""
 """The course's repository on GitHub, as ``owner/name``; links that open a lesson elsewhere are made from it.
 
-While it is empty there are no such links. After a change, run ``scripts/series.py`` and build the notebooks.
+Without a name there are no such links. After a change, run ``scripts/series.py`` and build the notebooks.
 """
 BRANCH = "main"
 _WIDTH = 108

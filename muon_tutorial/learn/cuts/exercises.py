@@ -83,7 +83,7 @@ def shapes_exercise() -> Exercise:
         "The length of a run is n / tp, rounded up: -(-n // tp).",
         "What is left for tp_rank is n - step * tp_rank; never less than 0, never more than step.",
     )
-    praise = "As torch.chunk cuts, also for ranks that get less, or nothing."
+    praise = "Your pieces are those of torch.chunk, also where a rank gets less, or nothing."
     return Exercise(judge, hints, praise, keeps=("local_shape",))
 
 
@@ -298,13 +298,13 @@ def torn_exercise() -> Exercise:
 
     slips = (
         ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
-        ("As one, the step is that of 3 · heads · rows.", lambda h, r, tp, _: torn(h, r, tp, False)),
-        ("One by one, the step is that of heads · rows.", lambda h, r, tp, _: torn(h, r, tp, True)),
+        ("As one, step is 3 · heads · rows / tp, rounded up.", lambda h, r, tp, _: torn(h, r, tp, False)),
+        ("One by one, step is heads · rows / tp, rounded up.", lambda h, r, tp, _: torn(h, r, tp, True)),
         ("With tp = 1 nothing is cut.", lambda heads, rows, tp, stacked: heads),
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "Cut as one, q and v of a head are never on one rank. Cut each by itself, they lie alike."
+    praise = "Cut as one, q and v of a head are never on one rank. If each is cut by itself, they lie alike."
     say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 

@@ -103,7 +103,7 @@ def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: C
 
 
 def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: Point) -> None:
-    """An operand's pieces. The tp coordinate is next to each, so that even a thin piece has a label."""
+    """An operand's pieces, each with its tp coordinate beside it, so that even a thin piece has a label."""
     (left, top), (rows, columns) = corner, operand.shape
     whole = (left, top, columns * _UNIT, rows * _UNIT)
     write(axes, left, top - 30, f"{operand.name}   {rows} × {columns}", 12, weight="bold")
@@ -204,7 +204,7 @@ def _spots(plan: Plan, tp_rank: int) -> list[BufferSlice]:
 
 
 def _label(rank: int, letters: Sequence[str], width: float) -> str:
-    """A rank, and the letter of its contents. It is shortened if there is little room."""
+    """A rank and the letter of its contents, shortened if there is little room."""
     words = f"rank {rank}" if width > (90 if letters else 60) else str(rank)
     if not letters:
         return words

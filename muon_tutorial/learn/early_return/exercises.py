@@ -54,7 +54,7 @@ def makespan_exercise() -> Exercise:
     def shifted(by: int) -> Callable[..., float]:
         return lambda gathers, works, window: makespan(gathers, works, max(1, window + by))
 
-    overlap = "So it is with a window of 1. With more, gathers and work overlap."
+    overlap = "That is the time with a window of 1. With more, gathers and work overlap."
     unlimited = "Nothing limits how many are asked for: gather i begins when matrix i − window is done."
     slips = (
         (overlap, lambda g, w, window: makespan(g, w, 1)),
@@ -175,9 +175,9 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def pipeline_exercise() -> Exercise:
-    """The exercise: the order of work under 1F1B, the only one that takes no longer and keeps least."""
+    """The exercise: the order of work under 1F1B; of the fastest orders, only this one keeps least."""
     hints = ("While a micro-batch goes there and back, for how many can stage 0 do F and B?",)
-    praise = "As idle as GPipe, but a stage keeps no more micro-batches than there are stages from it on."
+    praise = "As idle as GPipe, but a stage keeps one micro-batch at most for each stage from it on."
     return Exercise(_judge_schedule, hints, praise)
 
 

@@ -188,7 +188,7 @@ class RealMatrices:
     updates: dict[int, Tensor] = field(default_factory=dict)
 
     def whole(self, index: int, owner: int) -> Tensor:
-        """The matrix that one owner gathers in a turn. It is made from the seed, so any rank can check it."""
+        """The matrix that one owner gathers in a turn, made from the seed, so that any rank can check it."""
         draw = torch.Generator().manual_seed(1000 * self.seed + index * self.ranks + owner)
         return torch.randn(self.rows * self.ranks, COLUMNS * self.rows // 8, generator=draw)
 
@@ -228,7 +228,7 @@ def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
     try:
         run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run([program(rank) for rank in range(ranks)])
     except TutorialError as error:
-        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # without sizes: all are equal
+        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # without sizes, which are equal
     return f"went through in {1000 * run.seconds:g} ms"
 
 

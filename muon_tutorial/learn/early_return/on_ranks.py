@@ -28,7 +28,7 @@ class LoopOnRanks:
 
     def __str__(self) -> str:
         if all(turn is None for turn in self.wrong):
-            return f"the single process' bits on all {len(self.wrong)} ranks"
+            return f"the bits of one process on all {len(self.wrong)} ranks"
         told = (f"rank {r} from turn {turn} on" for r, turn in enumerate(self.wrong) if turn is not None)
         return f"other bits: {', '.join(told)}"
 

@@ -1,4 +1,4 @@
-"""Lesson 12: pipelines. Each stage has an order of forwards (F) and backwards (B), one each a micro-batch."""
+"""Lesson 12: pipelines. A stage's order has a forward (F) and a backward (B) for each micro-batch."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
 
 
 def say_gains(recording: Recording, with_window_3: Callable[[float, float, int], float]) -> str:
-    """A table: rank 0 with a window of 1, the step with 1 and with 3, and what the function says of 3."""
+    """A table: rank 0's times and the step's with a window of 1, the step's with 3, and its prediction."""
     lines = [f"{'window':<22}{1:>8}{1:>9}{1:>9}{3:>9}{3:>9}"]
     lines += [f"{'milliseconds':<22}{'works':>8}{'waits':>9}{'step':>9}{'step':>9}{'yours':>9}"]
     for one in recording.steps:

@@ -111,8 +111,8 @@ class Exercise:
 
     After each failed try, it gives the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
     ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
-    to the reader's my_muon.py under the names in ``keeps``, one per answer. An ``optional`` one may stay
-    open.
+    to the reader's my_muon.py under the names in ``keeps``, one per answer. An ``optional`` exercise may
+    stay open.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -163,7 +163,7 @@ class Exercise:
         """Write right answers into my_muon.py, and return what to say about it."""
         if not self.keeps:
             return []
-        from ..my_muon.keep import keep  # here, because most exercises start no ranks
+        from ..my_muon.keep import keep  # imported here, because most exercises start no ranks
 
         return [keep(dict(zip(self.keeps, answers, strict=True)))]
 
@@ -175,7 +175,7 @@ class Exercise:
         return hints[min(tries, len(hints)) - 1] if hints else ""
 
     def accepted_or(self, reference: Any) -> Any:
-        """The answer that passed. If none has, print a note and return the reference."""
+        """The answer that passed; if none has, print a note and return the reference."""
         if self.accepted is ...:
             used = "from here on, the reference is used."
             print(used.capitalize() if self.optional else f"No right answer yet: {used}")
@@ -324,7 +324,7 @@ def _short(value: Any) -> str:
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern for output that shows the answer next to the dash of an open prediction."""
+    """For each name, a pattern of output that shows the answer after the dash of a prediction still open."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 

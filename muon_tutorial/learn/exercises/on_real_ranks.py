@@ -101,7 +101,7 @@ def judge_on_ranks(
 
 
 def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
-    """Run the reader's function. If it is still a stub, print a note and run the reference."""
+    """Run the reader's function; if it is still a stub, print a note and run the reference."""
     run = play(function)
     if not is_stub(run):
         return run

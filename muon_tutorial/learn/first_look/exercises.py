@@ -114,7 +114,7 @@ def check_join(dp: int, tp: int) -> Exercise:
         if tuple(whole.shape) == (SHAPE[0], dp * SHAPE[1]):
             return Diagnosis(what, ("Along dp the columns are copies: take only the ranks 0 to tp − 1.",))
         if len(whole) == tp * SHAPE[0] > SHAPE[0]:
-            return Diagnosis(what, ("They stand one above the other. Side by side is dim=1.",))
+            return Diagnosis(what, ("The pieces stand one above the other. Side by side is dim=1.",))
         if whole.shape == wanted.shape:
             return "The columns are not in the order of the ranks 0 to tp − 1."
         return Diagnosis(what, ("How many ranks together hold each column once?",))

@@ -20,7 +20,7 @@ from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
 
 TOY = (8, 7, 6, 5, 4)
-"""Costs of five matrices, in any unit, for which longest first on two owners is not optimal."""
+"""Costs of five matrices, in any unit; on two owners, costliest first does not give the least makespan."""
 TOY_BEST = (0, 0, 1, 1, 1)
 """Owners with the least makespan for ``TOY``."""
 TOY_LONGEST_FIRST = longest_first(TOY, (0, 0))
@@ -94,12 +94,12 @@ def check_fair_shares() -> Exercise:
     slips = (
         ("That is the work itself. Divide it by a fair share.", work),
         ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
-        ("That is the costliest matrix. Add up all that its rank has.", lambda c, n: max(c) * n / sum(c)),
+        ("That is the costliest matrix. Add up all matrices of its rank.", lambda c, n: max(c) * n / sum(c)),
         ("That is longest first. Here matrices are dealt out round robin.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
     hints = ("costs[rank::ranks] are the costs of one rank's matrices.",)
-    praise = "1 would be perfect, and the number of ranks means that one does everything."
+    praise = "1 would be perfect; as many fair shares as ranks would mean that one rank does everything."
     return written(shares_by_index, cases, *slips, say="costs {} and {} ranks", hints=hints, praise=praise)
 
 
@@ -206,7 +206,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that the early code gets wrong: misplaced updates, and those in whose places they land."""
+    """The matrices that the early code gets wrong: the misplaced, and those whose places they reach into."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}
@@ -277,7 +277,7 @@ def predict(ranks: int) -> Exercise:
         if said is None:
             return 'Give a list of names, such as ["q1", "v2"].'
         if extra := [name for name in said if name not in right]:
-            why = "Its owner puts it in its place, and no other rank writes there."
+            why = "Its owner puts the update in its place, and no other rank writes there."
             if extra[0] == LACKING:
                 why = "No rank has an update for it, so its place stays zero, and its weight does not change."
             return f"{extra[0]} comes out as it should. {why}"
@@ -287,9 +287,9 @@ def predict(ranks: int) -> Exercise:
 
     hints = (
         "After k1, at which offset does k1's owner write? Too early, by the size of k1.",
-        "Two kinds are wrong: updates in the wrong place, and those to which the sum adds them.",
+        "Two kinds are wrong: misplaced updates, and updates whose places those reach into.",
     )
-    praise = "Updates in the wrong place are wrong, and so are those to which the sum adds them."
+    praise = "Misplaced updates are wrong, and so are the updates whose places they reach into."
     return Exercise(judge, hints, praise)
 
 
@@ -358,14 +358,14 @@ def check_toy() -> Exercise:
     def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
         said, less = two_numbers(longest_first, best_possible)
         if said != longest:
-            return f"longest_first: not {said:g}. In this order, each goes to the lighter owner."
+            return f"longest_first: not {said:g}. In this order, each goes to the owner with less so far."
         if less < best:
             return f"best: {less:g} is less than half of all the work, which is {sum(TOY) / 2:g}."
         if less != best:
             return f"best: less than {less:g} is possible. Which costs add up to half of {sum(TOY)}?"
         return None
 
-    return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best keeps them together.")
+    return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best way keeps them together.")
 
 
 def quiz(ranks: int) -> Exercise:
@@ -374,7 +374,7 @@ def quiz(ranks: int) -> Exercise:
     return numbers(
         ("zeros", LENGTH - own, "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0)."),
         ("busiest", fair_shares(WORST), f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST})."),
-        ("bytes", sent, "It is par of your all_gather; or ask counted[0][1].ring."),
+        ("bytes", sent, "Take the par of your all_gather, or ask counted[0][1].ring."),
         within=1e-6,
     )
 

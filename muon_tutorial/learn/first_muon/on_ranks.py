@@ -204,7 +204,7 @@ def is_buffer(value: Any) -> bool:
 
 
 def _as_buffer(value: Any) -> Tensor:
-    """A buffer as it is. For anything else, a buffer of NaN, which equals no other."""
+    """A buffer as it is; for anything else, a buffer of NaN, which equals no other buffer."""
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 

@@ -125,7 +125,7 @@ _SAID = {"lost": "loses its gradient of", "sign": "turns the sign of one row of 
 
 
 def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
-    """What every rank holds after each phase up to a moment. Red differs from training without the fault."""
+    """What every rank holds after each phase up to a moment; red marks what the fault has changed."""
     bottom = _TOP + MOMENTS * _ROW + 8 * (STEPS - 1)
     title = f"In step 1, rank {run.rank} {_SAID[run.fault]} {run.matrix}"
     figure, axes = blank(900, round(bottom + 58), title, 12, 22)

@@ -33,7 +33,7 @@ CLOCKED = (
     Clocked(35, "128 A800s with HSDP, what Muon adds to a step", 64.0, 276.5),
     Clocked(31, "256 GB300s, what Muon adds to a step, in %", 2.14, 4.32),
 )
-"""From few GPUs to many; a test compares them with results/published.json."""
+"""Published times, from few GPUs to many; a test compares them with results/published.json."""
 
 
 def say_clocked() -> str:
@@ -45,6 +45,6 @@ def say_clocked() -> str:
 
 
 def within(alone: bool) -> int:
-    """The smallest of 2, 5 and 10 that no row is further off: Newton–Schulz ``alone``, or whole steps."""
+    """The smallest of 2, 5 and 10 that no factor exceeds, of Newton–Schulz ``alone`` or of whole steps."""
     worst = max(each.off for each in CLOCKED if ("Newton" in each.what) == alone)
     return min(bound for bound in (2, 5, 10) if worst <= bound)

@@ -23,19 +23,19 @@ SPOILERS["least"] = [r"least\s+–\s+\(1, 4\)"]
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
     "LambdaLR": "MuonWithAdamW is a torch Optimizer with groups: the scheduler takes it as it takes AdamW.",
-    "for step": "The loop's range does not depend on the optimizer. It matters when a run has to go on.",
+    "for step": "The loop's range does not depend on the optimizer, and matters only when a run goes on.",
     "loss =": "The model and its loss know nothing of optimizers.",
     "backward": "FSDP2 sums and cuts the gradients in the backward pass, whichever optimizer steps.",
     "clip_grad_norm_": "On DTensors, clip_grad_norm_ takes the norm of the whole gradient: right as it is.",
     "optimizer.step": "One optimizer, one step: MuonWithAdamW steps both of its parts.",
     "scheduler.step": "One scheduler moves the groups of both parts.",
     "zero_grad": "zero_grad of MuonWithAdamW clears the gradients of both parts.",
-    "AdamW(": "That line says which optimizer steps. Loading restores the state that a kill takes from it.",
+    "AdamW(": "That line makes the optimizer. Loading restores the state that the optimizer loses in a kill.",
     "torch.save": "Saving does not depend on which optimizer steps.",
 }
 _STAYS_TO_SURVIVE = {
-    "LambdaLR": "Its count has to come back, but the line that you add for loading does that. This line "
-    "makes the scheduler as before."
+    "LambdaLR": "The scheduler's count has to come back, but the line that you add for loading does that. "
+    "This line makes the scheduler as before."
 }
 
 
@@ -51,7 +51,7 @@ def check_lines() -> Exercise:
         "to_survive": {
             line_of("for step"): "After a restart, range(steps) begins at 0, so the run repeats data.",
             line_of("torch.save"): "Under FSDP2, rank 0 holds only a part of each matrix, so the file would, "
-            "too. It would lack the momentum, and it would be written only at the end.",
+            "too. The file would also lack the momentum, and come only at the end.",
         },
     }
 
@@ -76,8 +76,8 @@ def check_lines() -> Exercise:
 
 
 _LOOK = {
-    "for_muon": "What in the loop knows which optimizer it is? Everything else sees an Optimizer.",
-    "to_survive": "Which facts does a new process lack? Its place in the data, and the saved state.",
+    "for_muon": "Which lines depend on the kind of optimizer? All other lines see just an Optimizer.",
+    "to_survive": "Which facts does a new process lack? The place in the data, and the saved state.",
 }
 
 
@@ -124,7 +124,7 @@ _ORDER = "As in the plain loop: clip, optimizer.step(), scheduler.step(), zero_g
 
 def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
     if made.kind != "MuonWithAdamW" and not made.forgotten:
-        what = f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
+        what = f"prepare returned a {made.kind}. Use Muon for the hidden matrices and AdamW for the rest."
         return Diagnosis(what, ("One optimizer of this package has both inside.", _MAKE))
     if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
         lacks = f"{made.forgotten[0]} of the cut model is not in it"

@@ -72,7 +72,7 @@ class Job:
 
 
 def factor_of(step: int, steps: int) -> float:
-    """The factor of the learning rates in a step. It falls to zero at the end, and stays there."""
+    """The factor of the learning rates in a step, which falls to zero at the end and stays there."""
     return max(0.0, 1 - step / steps)
 
 

@@ -134,13 +134,13 @@ def show_command(steps: int, seed: int) -> None:
 
 
 def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
-    """Run the training under torchrun with a kill. Says where it resumed, and whether final bits changed."""
+    """Run the training under torchrun with a kill; say where it resumed, and whether final bits changed."""
     undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
         try:
             start_torchrun(command(steps, seed, str(finale.file)), Path(name), _LIMIT)
         except TutorialError as error:
-            return f"It did not come to its end: {first_line(error)}"
+            return f"The run did not come to its end: {first_line(error)}"
         end = torch.load(Path(name) / RUN / "end.result", weights_only=True)
     same = all(map(torch.equal, end["weights"], undisturbed.weights))
     killed = f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps"

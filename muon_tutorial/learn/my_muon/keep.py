@@ -1,6 +1,6 @@
 """Write a right answer as a block into the reader's my_muon.py, if the whole optimizer runs with it.
 
-The file lies beside the notebook. It is written whole or not at all, and a problem is reported in one line.
+The file beside the notebook is written whole or not at all, and a problem is reported in one line.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
     """A line that says which functions of earlier lessons are the reader's, and which are the reference's.
 
-    It also counts the reader's lines and those of the complete file.
+    The line also counts the reader's lines and those of the complete file.
     """
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]

@@ -43,7 +43,7 @@ def guess(ranks: int) -> Exercise:
             return f"rows: give a list with a number for each of {ranks} ranks."
         if list(mine) != rows:
             whole = all(isinstance(number, int) for number in mine) and sum(mine) == sum(rows)
-            fair = "fair, but torch does not deal rows out one by one: it makes runs of one length."
+            fair = "fair, but torch does not deal rows out one by one: it makes runs of equal length."
             chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows."
             if not whole:
                 return Diagnosis(f"rows: together they have to be {sum(rows)}.", hints)
@@ -83,7 +83,7 @@ def check_gather(
 
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, which may be 0.",
-        "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
+        "all_to_all_single(whole, mine.flatten(), take, send, group=…): each list counts elements by rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros except on the owner.",
     )
     praise = "Each owner has the whole matrix, to the bit; every other rank has None."
@@ -108,7 +108,7 @@ def check_redistribute(
         "On other ranks the update is None: make an empty tensor there, and make the same call.",
         "state['local_shape'] says what shape this rank's part has.",
     )
-    praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
+    praise = "Three steps of Muon with your functions give the bits of one process, on every rank."
 
     def bytes_back(redistribute: Callable) -> float:
         notes = (note for trial in runs[-1].trials for note in trial.notes)
@@ -333,7 +333,7 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def sent(entries: int, ranks: int, item: int, times: tuple[int, int] = (2, 3)) -> dict[str, int]:
-    """The exercise's reference: bytes that a rank sends along dp in ``times`` ring collectives per ZeRO."""
+    """The exercise's reference: bytes that a rank sends in a step, in ``times`` collectives by each ZeRO."""
     once = (ranks - 1) * entries * item // ranks
     return {"ZeRO-1": times[0] * once, "ZeRO-3": times[1] * once}
 
@@ -347,12 +347,12 @@ def check_sent() -> Exercise:
         ("An entry has `item` bytes.", lambda n, ranks, item: sent(n, ranks, 1)),
     )
     cases = [(8 * 10**9, 8, 2), (10**9, 2, 4), (640, 64, 2)]
-    praise = "Half as much again, so that no rank has to keep the weights whole."
+    praise = "ZeRO-3 sends half as much again, so that no rank has to keep the weights whole."
     return written(sent, cases, *slips, say="{} entries, {} ranks, {} bytes each", praise=praise)
 
 
 def quiz() -> Exercise:
-    empty = "Nine rows over eight ranks make runs of two. How many runs are that?"
+    empty = "Nine rows over eight ranks make runs of two. How many runs does that make?"
     return numbers(
         ("empty", 3, empty),
         ("step", 2, "Read the trap with the gradient again: the first step came near the right update."),

@@ -232,7 +232,7 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
 def run_loop(
     step: Callable[..., object], functions: ThreeFunctions, ranks: int, seed: int, backend: str = "gloo"
 ) -> tuple[list[bool], list[int]]:
-    """For each rank: has ``step(params, momenta, owners, config, lr)`` one process's bits, and its calls."""
+    """Run ``step(params, momenta, owners, config, lr)``; by rank, whether bits are right, and its calls."""
     found = launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
     return [same for same, _ in found], [calls for _, calls in found]
 
@@ -422,4 +422,4 @@ def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
     Muon([param], lr=LR, parts=parts, distributed_config=create_dtensor_config()).step()
     mine = rows_at(whole.detach(), position, ranks)
     same = torch.equal(param.detach().to_local(), mine)  # type: ignore[attr-defined]
-    return "the single process' bits" if same else "other bits"
+    return "the bits of one process" if same else "other bits"

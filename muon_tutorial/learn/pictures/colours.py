@@ -1,7 +1,7 @@
 """One meaning for each colour in the whole course. No other file of the lessons names a colour.
 
 A saturated fill stands for a rank, a hatch or a label for a place along tp, an outline for a group of ranks,
-and a line's colour for an optimizer. A word says what is right or wrong; an edge, mark or pale fill shows it.
+and a line's colour for an optimizer. Words say what is right or wrong; an edge, mark or pale fill repeats it.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class DirectionShares:
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
     """Uᵀ · update · V, from the full SVD of a wide matrix: entry (i, j) is the part of input j in output i.
 
-    The gradient itself becomes diagonal, so entries off the diagonal join directions that it keeps apart.
+    The gradient itself becomes diagonal, so other entries join directions that the gradient keeps apart.
 
     >>> whole = gradient()
     >>> bool((in_directions(orthogonal(whole), whole) - torch.eye(64, 256)).abs().max() < 1e-9)

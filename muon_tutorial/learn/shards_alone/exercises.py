@@ -227,7 +227,7 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "dist.all_gather(shards, shard, group=group) fills the list, in the order of the group.",
         "torch.cat(shards, dim=...) puts them side by side along the dimension that was cut.",
     )
-    praise = "Every rank holds the whole matrix, each entry in its place, either way."
+    praise = "For both cuts, every rank holds the whole matrix, with each entry in its place."
     return Exercise(judge, hints, praise, keeps=("gather_whole",))
 
 
@@ -265,12 +265,12 @@ def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
     play = partial(run_survival, dp=dp, tp=tp, backend=backend)
     play_it = judge_on_ranks(play, judge, lambda error: say_failure(error).partition("\nThe other")[0])
-    praise = "The whole's update, from shards. If the long side is cut, a sum of GGᵀ is enough."
+    praise = "You found the whole update from shards. If the long side is cut, a sum of GGᵀ is enough."
     return Exercise(play_it, HINTS, praise, Par("bytes", budget(tp), lambda _: sent[-1]))
 
 
 HINTS = (
-    "With G = U S Vᵀ, GGᵀ is U S² Uᵀ. What times G gives UVᵀ?",
+    "With G = U S Vᵀ, GGᵀ is U S² Uᵀ. Which matrix, times G, gives UVᵀ?",
     "UVᵀ = (GGᵀ)^(-1/2) G. A rank has its columns of G, so it lacks only GGᵀ. What does each rank add to it?",
     "gram = shard @ shard.T, summed over the group. torch.linalg.eigh(gram) gives S² and U.",
 )
@@ -336,7 +336,7 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 
 def quiz(tp: int) -> Exercise:
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
-    ring = "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel()."
+    ring = "On a ring, a rank sends tp - 1 shards: (tp - 1) * shards[0].numel() entries."
     both = "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for."
     return numbers(
         ("cosine", result.cosine, "nearness(update, lesson.orthogonal(gradient)) gives it first."),

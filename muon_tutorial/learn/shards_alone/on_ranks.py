@@ -137,7 +137,7 @@ def counting() -> Iterator[list[float]]:
         name, ranks = original.__name__, dist.get_world_size(group)
         place, times = {"all_reduce": (0, 2 * (ranks - 1) / ranks), "all_gather": (1, ranks - 1)}[name]
         if len(given) <= place:
-            raise ValueError(f"give dist.{name} its tensors without their names, then group=group")
+            raise ValueError(f"pass tensors to dist.{name} by position, not by name, and then group=group")
         sent.append(given[place].nbytes * times)
         return original(*given, group=group, **named)
 

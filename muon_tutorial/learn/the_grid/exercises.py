@@ -71,7 +71,7 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         return None
 
     hints = (
-        "There are tp dp groups, one for each column of the grid; and dp tp groups, one for each row.",
+        "Each of the tp columns of the grid is a dp group, and each of the dp rows is a tp group.",
         "Neighbours in a row are 1 apart, neighbours in a column tp apart.",
         "range(first, end, step) counts in steps.",
     )
@@ -117,7 +117,7 @@ def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = P
         "found = [None] * len(ranks); dist.all_gather_object(found, rank, group=group) fills found.",
         "Only the gathering belongs under if rank in ranks.",
     )
-    praise = "Every rank made every group, and called in its own."
+    praise = "Every rank made every group, and gathered only in its own."
     judge = judge_on_ranks(play, lambda run: first(itertools.chain(_judge_calls(run), _judge_heard(run))))
     return Exercise(judge, hints, praise)
 
@@ -146,7 +146,7 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
     for rank, report in enumerate(run.reports):
         heard, expected = read_groups(report.returned), run.expected(rank)
         if heard is None:
-            what = f"Return a list of ranks for each group that it is in, here {expected}."
+            what = f"Return a list of ranks for each group of this rank, here {expected}."
             yield f"Rank {rank} returned {report.returned!r}. {what}"
         elif heard != expected:
             yield f"Rank {rank} heard {heard}; in its groups, in order, there are {expected}."

@@ -24,7 +24,7 @@ _QUIET = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One result: ``how`` is "same", "wrong" or "missing". If ``held``, it is about what a rank holds."""
+    """One result: ``how`` is "same", "wrong" or "missing"; ``held`` results are about what a rank holds."""
 
     rank: int
     phase: int

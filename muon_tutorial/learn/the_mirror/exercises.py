@@ -44,7 +44,7 @@ for group in groups:                 # before phase 7
 
 
 def run_lost_line() -> dict[str, int]:
-    """How often the blueprint's second loop updates each matrix of two groups, [up, o] and [down]."""
+    """How often ``LOST_LINE``'s second loop updates each matrix of two groups, [up, o] and [down]."""
     done: list[str] = []
     names: dict[str, Any] = {
         "groups": [{"params": ["up", "o"], "lr": 0.1}, {"params": ["down"], "lr": 0.3}],
@@ -177,7 +177,7 @@ def unpack_exercise() -> Exercise:
         return None
 
     hints = (
-        "meta.global_range says where it lies in flat, meta.shape which shape this rank's piece has.",
+        "meta.global_range says where the piece lies in flat, and meta.shape which shape it has.",
         "flat[start:stop].view(meta.shape)",
     )
     return Exercise(judge, hints, "Rows and columns are back.", keeps=("unpack",))
@@ -200,17 +200,17 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
 _TWICE = "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute."
 _NOT_WALKED = " A take, travel or way_back without `yield from` is only a generator: it has sent nothing."
 _STEP_HINTS = {
-    1: ("Phase 1 begins with job.gradients(bucket), and travels bucket.gradient.",),
-    2: ("First the mean goes through job.momentum(bucket, …). What that returns travels bucket.compute.",),
-    3: ("Each matrix: unpack(flat, meta), then travel entry.route, with job.label(3, entry).",),
+    1: ("Phase 1 begins with job.gradients(bucket), and travels along bucket.gradient.",),
+    2: ("First job.momentum(bucket, …) takes the sum. What it returns travels along bucket.compute.",),
+    3: ("Each matrix: unpack(flat, meta), then travel along entry.route, with job.label(3, entry).",),
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
     5: (_TWICE,),
     6: (
-        "Is phase 6 there: way_back of the flat buffer, along bucket.compute? And has each update gone back "
-        "before it along entry.route (phase 5), and into a buffer of zeros at meta.global_range, flattened?",
+        "Is phase 6 there: way_back of the flat buffer, along bucket.compute? Before that, does each "
+        "update go back along entry.route (phase 5), and then, flat, into zeros at meta.global_range?",
         _TWICE,
     ),
-    7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
+    7: ("job.apply(bucket, …) takes what phase 6 left. Its result goes by bucket.parameter to job.write.",),
 }
 
 
@@ -242,7 +242,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             return Diagnosis(said, _STEP_HINTS[mark.phase], draw_difference(difference))
         return None
 
-    praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
+    praise = "On every grid that was tried, your ranks make the package's requests, to the bit."
     return Exercise(judge, (), praise, Par("lines", PAR_LINES, lambda step: 1 + lines_of(step)), ("my_step",))
 
 

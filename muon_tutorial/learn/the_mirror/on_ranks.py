@@ -1,4 +1,4 @@
-"""Lesson 09 on ranks: the package's phases of a step. The reader writes the moves between them."""
+"""Lesson 09 on ranks: the package's phases of a step, between which the reader writes the moves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The whole gradients on a dp position's part of ``gpt.py``. The lessons' numbers depend on its text."""
+    """The gradients on a dp position's part of ``gpt.py``, whose text decides the lessons' numbers."""
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)
@@ -89,7 +89,7 @@ def parameters_on(at: Coordinate, seed: int) -> list[Named]:
 
 
 def count_step(world: LiveWorld, parameters: list[Named], build: Builder) -> tuple[Muon, Ledger]:
-    """Step the package's Muon; returns it and a ledger. Gradients are averaged first if its plan says so."""
+    """Step the package's Muon; returns it and a ledger. Gradients are averaged first if the plan says so."""
     dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
     muon, ledger = Muon(parameters, strategy=build, mesh=world, tp_dim=dims), Ledger()
     if muon.plan is not None and muon.plan.expects == "averaged":

@@ -26,7 +26,7 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Partial(), Owned(1)),
     (Partial(), Shard(0)),
 )
-"""Changes of placement. The reverse change undoes each of them, except a sum."""
+"""Changes of placement. The reverse change undoes each of them, except those from ``Partial``."""
 NO_WAY_BACK = "no way back: the summands are gone"
 
 
@@ -98,7 +98,7 @@ def draw_hops() -> Picture:
             axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)
             centred(axes, 446, y + offset + (-11 if start < stop else 12), text)
         said.append(f"From {_name(src)} to {_name(dst)}: {out}; back: {back}")
-    return finish(figure, "hops", f"What changes of placement of two ranks ask for. {'. '.join(said)}.")
+    return finish(figure, "hops", f"The collectives for placement changes on two ranks. {'. '.join(said)}.")
 
 
 def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:

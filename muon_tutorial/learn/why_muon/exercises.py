@@ -53,7 +53,7 @@ def write_loudest() -> Exercise:
 
     slips = (
         ("Energy is the *square* of a singular value.", lambda S, share: loudest(S.sqrt(), share)),
-        ("Count the one with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
+        ("Count the direction with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
         ("Begin with the loudest.", lambda S, share: loudest(S.flip(0), share)),
         ("Half is only one share: use the second argument.", lambda S, share: loudest(S, 0.5)),
     )
@@ -147,7 +147,7 @@ def write_update() -> Exercise:
         "Three lines are enough: bring the buffer up to date, look ahead, then take the SVD of that.",
         "buffer.lerp_(G, 1 - momentum), then ahead = G.lerp(buffer, momentum), then U @ Vt of ahead.",
     )
-    praise = "Same directions, every singular value 1, and momentum before it. This is what Muon aims at."
+    praise = "The average's directions, with every singular value 1: this is what Muon aims at."
     return Exercise(judge, hints, praise)
 
 
@@ -209,7 +209,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
     yield what, (hint,), svd_muon(G), zero
     yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average
     what = "The sign is wrong: this update increases the loss."
-    yield what, ("W - lr * update does the minus.",), -svd_muon(ahead), average
+    yield what, ("W - lr * update brings the minus sign.",), -svd_muon(ahead), average
     yield "This is the average itself, with unchanged singular values.", ("Leave S out.",), ahead, average
     what = "The buffer is a sum of gradients, not their average: 20 times too large."
     hint = "The old buffer counts 0.95, the new gradient 1 - 0.95."
@@ -296,7 +296,7 @@ def write_step() -> Exercise:
         return None
 
     hints = (
-        "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. The first two you have written.",
+        "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. You have written the first two.",
         "The last two lines: W.mul_(1 - lr * weight_decay), then W.add_(update, alpha=-lr * factor).",
     )
     praise = "Step after step the same bits as torch.optim.Muon, for tall, wide and square matrices."
@@ -350,14 +350,14 @@ def write_table() -> Exercise:
             promised = sum((each * function(each.clone())).sum().item() for each in _tables())
             best = sum((each * table_update(each)).sum().item() for each in _tables())
             if (left := 100 * (1 - promised / best)) > 1:  # how much less it promises, in percent
-                said = f"It gives up {left:.0f} percent of the promise."
+                said = f"your update gives up {left:.0f} percent of the promise."
                 if torch.allclose(value, svd_muon(G), atol=1e-3):
-                    hint = "Its rows are not yet as long as they may be."
+                    hint = "Some rows of your update are not yet as long as they may be."
                     return Diagnosis(f"Muon keeps rows below 1, too, but: {said}", (hint,))
                 if torch.allclose(value, G / G.norm(dim=1).max(), atol=1e-3):
-                    what = f"One row has length 1, the others are shorter. {said}"
+                    what = f"One row has length 1, and the others are shorter: {said}"
                     return Diagnosis(what, ("Divide each row by its own length.",))
-                return said
+                return said.capitalize()
         return None
 
     hints = (

@@ -160,7 +160,7 @@ def table_update(G: Tensor) -> Tensor:
 
 
 def say_cost(G: Tensor, times: int = 5) -> str:
-    """Seconds of the SVD and of Newton–Schulz, for ``G`` and for a matrix with four times its sides."""
+    """Seconds of the SVD and of Newton–Schulz, for ``G`` and for a matrix with sides four times as long."""
     lines = [f"{'matrix':>12}  {'U Vᵀ by SVD':>12}  {'Newton–Schulz':>14}"]
     with measure.one_thread():
         for matrix in (G, G.repeat(4, 4) + torch.randn(4 * G.shape[0], 4 * G.shape[1]) * G.std()):

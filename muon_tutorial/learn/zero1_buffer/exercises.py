@@ -91,7 +91,7 @@ def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
         for name, said in (("everything", everything), ("straddling", straddling)):
             if said != right[name]:
                 told = why(
-                    (said == right[name] // 2, "these are entries. On the wire each takes 2 bytes."),
+                    (said == right[name] // 2, "these are entries. On the wire each entry takes 2 bytes."),
                     (said == 2 * right[name], "that would be float32. On the wire each entry takes 2 bytes."),
                     otherwise=f"not {said}. {_BYTES_WHY[name]}",
                 )
@@ -226,7 +226,7 @@ def quiz(plan: Plan) -> Exercise:
     buckets = len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets)
     return numbers(
         ("kept", kept, "Add up its slices, and take off the padding that they hold."),
-        ("padding", padding_of(plan), "It is written above the rulers of the first picture."),
+        ("padding", padding_of(plan), "The padding is written above the rulers of the first picture."),
         ("buckets", buckets, f"Press the button {BUCKETS[0]} above the rulers."),
     )
 

@@ -318,4 +318,4 @@ def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
                     if wide > 16:
                         centred(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26))
     said = "; ".join(f"rank {rank}: {list(mine)}" for rank, mine in enumerate(yours))
-    return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's is drawn below yours.")
+    return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's ranges are drawn below yours.")

@@ -1,4 +1,4 @@
-"""Lesson 05: seven matrices of odd sizes in buckets, and the ranges of them that each rank keeps."""
+"""Lesson 05: seven matrices of odd sizes in buckets, and which ranges of them each rank keeps."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def slice_length(plan: Plan, bucket: int) -> int:
 
 
 def whole_buffer(plan: Plan, seed: int) -> list[Tensor]:
-    """Each bucket's whole flat buffer: momentum of all matrices, and padding. No rank keeps it whole."""
+    """Each bucket's flat buffer, which no rank keeps whole: momentum of all matrices, and padding."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, 100, (length_of(plan, bucket),), generator=generator) for bucket in plan.buckets]
 

@@ -1,1 +1,1 @@
-"""Solutions of the builds, as a reader may write them. The lessons say why they are so."""
+"""Solutions of the builds, as a reader may write them. The lessons explain them."""

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from muon_tutorial.learn.builds import ring
 
-lane = ThreadPoolExecutor(1)  # sends all that this file sends, one after the other, beside what computes
+lane = ThreadPoolExecutor(1)  # one thread sends everything, in order, while others compute
 
 
 def begin(collective, *given):
@@ -52,7 +52,7 @@ class Sharded(nn.Module):
             self.coming[number] = [begin(ring.all_gather, part) for part in parts]
 
     def fetch(self, number, dtype, then=-1):
-        """A layer's weights by name, while the layer ``then`` begins to come."""
+        """A layer's weights by name. Also begins to gather those of the layer ``then``."""
         self.begin(number, dtype)
         coming = self.coming.pop(number)
         self.begin(then, dtype)
