@@ -290,8 +290,8 @@ compare({"alone": alone, "whole": whole}, {"alone": lesson.within(alone=True), "
 # </details>
 
 # %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384 ranks,
-# trust what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
+# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust
+# what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
 #
 # <details><summary>Sources, and worse rows</summary>
 #

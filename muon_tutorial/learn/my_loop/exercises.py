@@ -124,7 +124,7 @@ _ORDER = "As in the plain loop: clip, optimizer.step(), scheduler.step(), zero_g
 
 def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
     if made.kind != "MuonWithAdamW" and not made.forgotten:
-        what = f"prepare returned a {made.kind}. Use Muon for the hidden matrices and AdamW for the rest."
+        what = f"prepare returned {made.kind}. Use Muon for the hidden matrices and AdamW for the rest."
         return Diagnosis(what, ("One optimizer of this package has both inside.", _MAKE))
     if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
         lacks = f"{made.forgotten[0]} of the cut model is not in it"
