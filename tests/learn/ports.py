@@ -36,7 +36,7 @@ def cut_then(make: Callable[[nn.Module], Any]) -> Any:
 PREPARED: list[tuple[Any, str]] = [
     (made_too_early, "made over the old parameters: embedding.weight"),
     (lambda model, shard: MuonWithAdamW.from_model(model, **RIGHT), "The model was not cut"),
-    (cut_then(lambda model: torch.optim.AdamW(model.parameters(), lr=LR)), "prepare returned AdamW. Use Muon"),
+    (cut_then(lambda model: torch.optim.AdamW(model.parameters(), lr=LR)), "prepare returned AdamW. Use"),
     (cut_then(lambda model: None), "must return the optimizer, but it returned a NoneType"),
     (
         cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY)),
