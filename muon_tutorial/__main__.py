@@ -1,4 +1,4 @@
-"""``python -m muon_tutorial``. It handles Ctrl-C before it imports torch, which takes seconds."""
+"""``python -m muon_tutorial``. Importing torch takes seconds, so Ctrl-C is handled before that import."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.given, options.agents = _given(words), []
         check_numbers(options)
         options.acts = acts_by(options.on_signal)
-        if options.text is not None:  # the run may be resumed from another folder
+        if options.text is not None:  # absolute, because the run may be resumed in another working folder
             options.text = os.path.abspath(options.text)
         with ExitStack() as held:
             options.hold = held.enter_context

@@ -1,7 +1,7 @@
-"""Decays a matrix or a part of it, and steps against an update. A part gets the bits of the whole matrix.
+"""Decays a matrix or a part of it, and steps against an update; a part gets the whole matrix's bits.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
-use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
+call it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
 ``param.add_(update, alpha=…)`` in bfloat16 rounds once in a vector register, after a fused multiply-add, but
 twice in a scalar loop, after the product and after the sum. Which elements go through the scalar loop depends
 on the whole matrix, so ``ShardRange`` says where a part lies in it.
@@ -95,8 +95,8 @@ def decay_and_add(
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted rate.
 
     If ``shard`` is given, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any
-    shape. The part gets the same bits as from one call on the whole matrix with one thread, if the whole
-    matrix is contiguous. The whole update must have the memory layout of torch's Newton–Schulz, which is
+    shape. If the whole matrix is contiguous, the part gets the bits that one call on the whole matrix, with
+    one thread, would give it. The whole update must have the memory layout of torch's Newton–Schulz, which is
     column-major for a tall matrix, or with ``by_rows`` the row-major layout of recipes. With more threads,
     torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other elements go through
     the scalar loop.
@@ -124,7 +124,7 @@ def decay_and_add(
     if shard is None or not by_position:
         _add(param, update.reshape(param.shape), adjusted)
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
-        # torch adds a tall matrix's column-major update in the scalar loop. A stride makes it do so here.
+        # torch adds a tall matrix's column-major update in the scalar loop. A stride forces this loop here.
         strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))
         _add(param.view(-1), strided, adjusted)
     else:
@@ -136,8 +136,8 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part's update with the whole matrix's bits: all in vectors, except in the matrix's last, partial
-    block.
+    """Add a part's update and get the whole matrix's bits: only the matrix's last, partial block goes through
+    the scalar loop.
     """
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK

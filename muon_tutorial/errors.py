@@ -81,7 +81,7 @@ class GradientError(TutorialError, RuntimeError):
 
 
 class NotFiniteError(GradientError):
-    """Gradients hold NaN or infinity, or their sum over ranks would."""
+    """A gradient, or the sum of gradients over ranks, is NaN or infinite."""
 
 
 class TrainingError(TutorialError, RuntimeError):

@@ -1,9 +1,9 @@
 """One step that calls a user's own functions, with several parameters in flight.
 
-``gather_fn`` gets the Newton–Schulz input (momentum, with Nesterov already applied) in bfloat16. It is a
-DTensor if the parameter is one. An error names the function, the parameter and the rank. The first answers
-for a parameter are checked on all ranks together, so if one rank's answer is wrong, every rank raises the
-error.
+``gather_fn`` gets the Newton–Schulz input (momentum, with Nesterov already applied) in bfloat16. This input
+is a DTensor if the parameter is a DTensor. An error names the function, the parameter and the rank. The first
+answers for a parameter are checked on all ranks together, so if one rank's answer is wrong, every rank raises
+the error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CallbackStep:
     """One rank's step with a config's functions. The fields refer to parameters by index.
 
     ``shapes`` are the shapes of the full matrices, and ``ranges`` say where this rank's parts lie in them.
-    ``settled``: parameters whose first answers were right on all ranks. ``present``: those with a gradient.
+    ``settled``: parameters whose first answers were right on all ranks. ``present``: those with gradients.
     """
 
     config: DistributedConfig
@@ -106,7 +106,7 @@ class CallbackStep:
         )
 
     averages = False
-    """Whether the step averages gradients. It does not, because the user has averaged them."""
+    """Whether the step averages gradients. This step does not: the user has averaged them."""
 
     def step(self) -> Walk:
         """Take one optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
@@ -125,7 +125,7 @@ class CallbackStep:
             update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
         except TutorialError as error:  # raised below, on all ranks
             wrong = f"Newton–Schulz of {self.names[index]}: {error}"
-        # This turn comes before the next call, so all owners in the window compute before any of them sends.
+        # This request takes a turn, so all owners in the window compute before any calls ``redistribute_fn``.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
         wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)
@@ -137,8 +137,8 @@ class CallbackStep:
     def _apply(self, index: int, update: Tensor) -> None:
         """Decay and step this rank's part.
 
-        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are the
-        same as in a step over the whole matrix.
+        For DTensors and whole parameters, the optimizer knows where the part lies in the matrix, so this
+        rank's part gets the same bits as in a step over the whole matrix.
         """
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
@@ -209,8 +209,8 @@ class CallbackStep:
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
         if isinstance(answer, dist.Work):
             return BARE_WORK
-        # The function may use one buffer for all parameters, and is called again before this answer is used.
-        # So the answer is copied. If it is still on its way, it is a new tensor, and needs no copy.
+        # The function may use one buffer for all parameters, and is called again before this answer is used,
+        # so the answer is copied. An answer that is still on its way is a new tensor, and needs no copy.
         its = answer.to_local() if isinstance(answer, DTensor) else answer
         return answer.clone() if type(its) is Tensor else answer
 

@@ -18,13 +18,13 @@ class DistributedConfig:
 
     Args:
         assign_fn: ``(params, state) -> {param_idx: rank}`` says which rank orthogonalizes each parameter. It
-            is called once, and returns an entry for every parameter, the same on all ranks. Ranks are global.
+            is called once, and returns a global rank for every parameter, the same on all ranks.
         gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None`` gets the Newton–Schulz input in
             bfloat16, a DTensor or a plain tensor. It returns the full plain tensor on ``dst_rank``, and None
             on all other ranks.
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor`` gets the plain update in bfloat16 on
             ``src_rank``, and None on all other ranks. It returns this rank's part of the update.
-        state: what the functions need. Each call gets a fresh copy that also contains ``param_idx``,
+        state: what the functions need. Each call gets a fresh copy of it that also contains ``param_idx``,
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
             ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
             the process group of the ranks that share parameters. By default, all ranks share parameters.
@@ -37,7 +37,7 @@ class DistributedConfig:
     ``gather_fn`` and ``redistribute_fn`` may also return a handle whose ``wait()`` returns the tensor. A
     returned tensor is copied at once, but a handle's buffer must not change until the step ends. Ranks that
     hold the same part of a parameter must begin with the same values. With your own functions, the optimizer
-    cannot check this, because it does not know which ranks these are.
+    cannot check these values, because it does not know which ranks hold the same part.
     """
 
     assign_fn: Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
@@ -59,6 +59,6 @@ class DistributedConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether gather and redistribute are a helper's functions, which its plan may replace."""
+        """Whether gather and redistribute are the helper's own, so that its plan may replace them."""
         own = self.helper
         return own is not None and own.gather == self.gather_fn and own.redistribute == self.redistribute_fn

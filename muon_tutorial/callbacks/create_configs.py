@@ -1,6 +1,6 @@
 """Helpers that make a ``DistributedConfig`` from process groups, from a DeviceMesh or for DTensors.
 
-You can call the functions of such a config one by one. The optimizer runs the helper's plan instead.
+You can call the functions of such a config one by one. The optimizer runs a plan in their place.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def create_processgroup_config(
     common.
 
     Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
-    0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of
-    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own parameters. A DTensor's
-    placements say how it is cut. The groups of its mesh dimensions must be among the given ones.
+    0. All ranks of ``dp_pg`` and ``cp_pg`` are assumed to hold the same parts, and they share the work. Ranks
+    of ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own parameters. A DTensor's
+    placements say how it is cut. The groups of a DTensor's mesh dimensions must be among the given groups.
 
     Parameters that are the same on all ranks of ``ep_pg``, such as a router, need another optimizer whose
     config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.
 
     Args:
-        tp_dim: as in ``Muon``, but a single number is ignored if some parameters are DTensors, because
-            PyTorch has then left plain parameters whole.
+        tp_dim: as in ``Muon``. If some parameters are DTensors, a single number is ignored, because PyTorch
+            then leaves the plain parameters whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}
@@ -92,7 +92,7 @@ def create_devicemesh_config(
     roles = [_role(name) for name in names]
     groups = {f"{role}_pg": device_mesh.get_group(dim) for dim, role in enumerate(roles)}
     if len(groups) != len(roles):
-        raise ConfigError(f"two of the mesh dimensions {names} mean the same; the meanings are {ROLES}")
+        raise ConfigError(f"two of the mesh dimensions {names} have one meaning; the meanings are {ROLES}")
     return create_processgroup_config(
         **groups, async_gpu_parallelism=async_gpu_parallelism, prefetch_count=prefetch_count, tp_dim=tp_dim
     )
@@ -107,7 +107,7 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
     ``create_devicemesh_config``.
 
     Raises:
-        StrategyError: a placement is partial. It is raised when the optimizer is made.
+        StrategyError: a placement is partial. Raised when the optimizer is made, not by this function.
     """
     return _config(read_dtensor_meshes, {}, async_gpu_parallelism, prefetch_count)
 

@@ -2,8 +2,8 @@
 
 Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. An older
 checkpoint and the draft are exchanged in one step, if the system can do that (Linux, on local file
-systems). Otherwise the older checkpoint is first renamed to ``.NAME.old-ID``. Readers use it as long as the
-target is missing. The next save removes drafts of savers that died.
+systems). Otherwise the older checkpoint is first renamed to ``.NAME.old-ID``. Readers use that folder as long
+as the target is missing. The next save removes drafts of savers that died.
 
 This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
 knows nothing about formats except that a folder with a manifest is a checkpoint.
@@ -52,11 +52,11 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
     """Lock a folder or file, which need not exist, for writing. The lock ends when the process ends.
 
-    If another process holds the lock, this waits for ``patience`` seconds.
+    If another process holds the lock, this waits for it, at most ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process still holds it. The message names the process, and contains the text
-            ``to``, such as "saving to".
+        CheckpointError: another process still holds the lock. The message names the process, and contains the
+            text ``to``, such as "saving to".
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)
@@ -65,7 +65,7 @@ def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> 
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        with contextlib.suppress(OSError):  # unlocks even if a forked process has the descriptor open, too
+        with contextlib.suppress(OSError):  # unlocks even if a fork has the descriptor open
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -80,7 +80,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                with contextlib.suppress(OSError):  # on a full disk, the lock works without this line
+                with contextlib.suppress(OSError):  # on a full disk, the lock works without this text
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -89,11 +89,11 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
                 os.close(descriptor)
                 raise CheckpointError(f"{holder or 'another process'} is {does}") from None
         except FileNotFoundError:
-            pass  # its holder has removed the file
+            pass  # the lock's holder has removed the file
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the next round opens the file anew: its holder may remove it meanwhile
+        os.close(descriptor)  # opened anew in the next round, because the holder may remove the file
         time.sleep(_TICK)
 
 
@@ -252,7 +252,7 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """An open folder. Its files can be read even if another folder takes its place meanwhile."""
+    """An open folder. The files in it can be read even after another folder has taken its place."""
 
     path: Path
     descriptor: int

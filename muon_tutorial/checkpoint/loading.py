@@ -41,8 +41,8 @@ def load_checkpoint(
 
     Must be called by all ranks of the default process group, or in a single process without a group. Once
     every rank has read and checked everything, the model's parameters are overwritten in place, and the
-    optimizer's state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
-    from an untrusted source: nothing in them is executed.
+    optimizer's state and hyperparameters are replaced. Before that, nothing changes on any rank. Files may
+    come from an untrusted source: nothing in them is executed.
 
     Args:
         rename: a function from the model's name of a parameter to the name under which it was saved.
@@ -50,7 +50,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: there is no such checkpoint; a file is damaged, missing or not part of it; the
             checkpoint lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or
-            optimizer differs. Raised on all ranks, with the cause; nothing has changed.
+            optimizer differs. Raised on all ranks, with the cause; no rank has changed anything.
     """
     return load_found(lambda: [Path(path)], model, optimizer, rename)
 

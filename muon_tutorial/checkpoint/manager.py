@@ -82,17 +82,16 @@ class CheckpointManager:
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
             wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
-                training may go on, and a thread saves the copy. At most one such save is in progress:
-                the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
-                process group ends, or a function given to ``launch()`` returns.
+                training may go on, and a thread saves the copy. At most one thread saves at a time: the next
+                save waits for it, and copies into the same memory. Call ``wait()`` before the process group
+                ends, or a function given to ``launch()`` returns.
 
         Returns:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
 
         Raises:
-            CheckpointError: as in ``save_checkpoint``. It may also be the error of an earlier save in a
-                thread, if no call has raised that error yet. Then this call saves nothing. Raised on all
-                ranks.
+            CheckpointError: as in ``save_checkpoint``. If an earlier save in a thread failed, and no call has
+                raised its error yet, this call raises that error and saves nothing. Raised on all ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
@@ -152,8 +151,8 @@ class CheckpointManager:
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest checkpoint that has no damaged byte. Does not communicate.
 
-        Damaged checkpoints that are found on the way are renamed to ``damaged-…``, because a resumed run will
-        save under their names; ``say`` gets the reason. Only the process that will save here may call this.
+        Damaged checkpoints that are newer are renamed to ``damaged-…``, because a resumed run will save under
+        their old names; ``say`` gets the reason. Only the process that will save here may call this.
         """
         for step in self._newest_first():
             damage = damage_of(self._path(step))
@@ -164,7 +163,7 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Those after ``latest`` come last, because an earlier run saved them."""
+        """The steps, newest first. Steps after ``latest`` come last: an earlier run saved them."""
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)
@@ -186,7 +185,7 @@ class CheckpointManager:
         the newest is damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
-            CheckpointError: there is no checkpoint, or as in ``load_checkpoint``. Nothing has changed.
+            CheckpointError: there is no checkpoint, or ``load_checkpoint`` refuses it. Nothing has changed.
         """
         self.wait()
 
@@ -251,7 +250,7 @@ class PendingSave:
         """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. Every rank raises this, but only once.
+            CheckpointError: nothing was saved. The first ``wait()`` on each rank raises it.
         """
         if self._saved:
             wait(self._saved)

@@ -1,7 +1,7 @@
 """``manifest.json``: the tensors of a checkpoint, where their bytes are, and the hashes of the files.
 
-This handles only data and text, and opens no file. The manifest is JSON and holds everything that a load must
-know before it reads a tensor, so the load unpickles nothing.
+This module handles only data and text, and opens no file. The manifest is JSON and holds everything that a
+load must know before it reads a tensor, so the load unpickles nothing.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Meeting:
 
         Raises:
             TutorialError: raised by ``make`` on this rank, or by ``decide``.
-            CheckpointError: ``make`` raised on another rank, or another kind of error was raised, or a rank
-                was not there within the timeout. It names the rank and the cause. Raised on all ranks.
+            CheckpointError: ``make`` failed on another rank, an error was not one of this package's, or a
+                rank was late. The message names the rank and the cause. Raised on all ranks.
         """
         if threading.current_thread() is threading.main_thread():
             report_phase(f"{self.what} · {stage}")
@@ -129,7 +129,7 @@ class Meeting:
             self._give_up(stage, self._absent(stage))
         verdict: bytes = self.store.get(key)
         if verdict == _CLAIMED:
-            late = f"rank 0, which decides last, {self._too_late(stage)}; it may still do so"
+            late = f"rank 0, which decides last, {self._too_late(stage)}; it may yet decide"
             return _REFUSED + late.encode()
         return verdict
 

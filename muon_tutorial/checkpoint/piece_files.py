@@ -1,7 +1,7 @@
 """Writes a rank's pieces of tensors to a file, and reads its pieces from files that may be cut differently.
 
-The files have the layout of ``torch.distributed.checkpoint``, so that its tools can read them. A load finds
-pieces by the manifest; the pickle ``.metadata`` is written only for these tools.
+The files have the layout of ``torch.distributed.checkpoint``, so that PyTorch's tools can read them. A load
+finds pieces by the manifest; the pickle ``.metadata`` is written only for PyTorch's tools.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class HeldBoxes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInPieces:
-    """Some pieces of a tensor, by their offsets. ``shape`` is the whole tensor's shape."""
+    """Some pieces of a tensor; the key of each is its offset. ``shape`` is the whole tensor's shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -218,9 +218,9 @@ def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxe
 def _unplanned_boxes(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     """The boxes of a tensor that is in no plan.
 
-    For a DTensor, they follow from its placements. A plain tensor is whole, or its attributes say how it was
-    cut by hand over ``tp``. ``DTensor.__create_chunk_list__`` is not used, because in torch 2.13 it returns
-    wrong rows for uneven strided shards (FSDP2 over tensor parallelism).
+    A DTensor's placements say which these are. A plain tensor is whole, or its attributes say how it was cut
+    by hand over ``tp``. ``DTensor.__create_chunk_list__`` is not used, because in torch 2.13 it returns wrong
+    rows for uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
         at = LiveWorld(with_names(tensor.device_mesh)).at

@@ -43,14 +43,17 @@ def save_checkpoint(
     saved.
 
     The folder is written as a draft and moved into place when it is complete. So the path always holds the
-    new checkpoint or the previous content, even after a kill. You can then call this again.
+    new checkpoint or the previous content, even if ranks are killed during the save; you can then call this
+    function again.
 
     Args:
-        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. They are
-            numbers, text, tensors, and dicts, lists and tuples of these. ``load_checkpoint`` returns them.
-        rename: a function from the model's name of a parameter to the name under which it is saved. It is
-            needed if ranks have different parameters with equal names (experts, pipeline stages).
-        existing: what to do with a folder that is not empty. ``"refuse"`` it, or ``"replace"`` a checkpoint.
+        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. Values are
+            numbers, text, tensors, and dicts, lists and tuples of these. ``load_checkpoint`` returns
+            ``extra``.
+        rename: a function from the model's name of a parameter to the name under which it is saved. Needed if
+            ranks have different parameters with equal names (experts, pipeline stages).
+        existing: what to do if the folder is not empty: ``"refuse"`` it, or ``"replace"`` the checkpoint in
+            it.
 
     Raises:
         CheckpointError: the folder is not empty or cannot be written, another process is saving to it, ranks
@@ -93,7 +96,7 @@ def contents_to_save(
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
-    """Warn if modules have extra state. It is not saved, because loading any object could run code."""
+    """Warn if modules have extra state, which is not saved, because loading any object could run code."""
     set_by = nn.Module.get_extra_state
     found = [name for name, it in model.named_modules() if type(it).get_extra_state is not set_by]
     if found:

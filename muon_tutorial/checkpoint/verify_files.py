@@ -33,7 +33,7 @@ def open_checkpoint(folder: OpenFolder) -> OpenCheckpoint:
         if ".metadata" in sizes:
             raise CheckpointError(
                 f"{folder.path} has no {manifest.NAME}: save_checkpoint did not write it, or wrote it "
-                "before format 2, with pickled objects. These are not read, because they can run code. If "
+                "before format 2, with pickled objects, which are not read because they can run code. If "
                 "you trust the folder, torch.distributed.checkpoint.format_utils.dcp_to_torch_save converts "
                 "it to one file"
             )

@@ -74,7 +74,7 @@ class Collective:
 
     @property
     def packed(self) -> int:
-        """How many elements ``send`` must have for these parcels."""
+        """How many elements ``send`` must have, so that every position's part lies in it."""
         return max((parcel.stop for parcel in self.parcels), default=0)
 
     def __str__(self) -> str:

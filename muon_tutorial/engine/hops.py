@@ -75,7 +75,7 @@ def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
 
 
 def _pack(x: Tensor, parts: Sequence[SharedPart]) -> Tensor:
-    """Pack boxes of a flat buffer, one after the other. On the meta device, make only one copy."""
+    """Pack boxes of a flat buffer, one after the other. On the meta device, one copy is enough."""
     if x.is_meta:
         packed = x.new_empty(sum(part.numel for part in parts))
         return packed.copy_(packed)
@@ -89,7 +89,7 @@ def _unpack(
 ) -> None:
     """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
-        arrived.copy_(arrived)  # only one copy, because meta has no values
+        arrived.copy_(arrived)  # meta has no values, so one copy is enough
     else:
         for part, elements in zip(parts, arrived.split([part.numel for part in parts]), strict=True):
             view(buffer, part.held)[part.index] = elements.view(part.box.shape)
@@ -109,7 +109,7 @@ def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: La
     if isinstance(hop.dst, Owned):
         return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
     return x[hop.pieces(at).mine.slices] if isinstance(hop.dst, Shard) else x
-    yield  # makes this a generator; it makes no request
+    yield  # never reached, but makes this function a generator
 
 
 def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -170,12 +170,12 @@ Such an exchange takes one round of messages, but an owner then holds all ranks'
 
 
 def at_once(ranks: int, longest: int) -> bool:
-    """Whether slices of different lengths are exchanged at once; ``longest``: elements of the longest."""
+    """Whether slices of different lengths are exchanged at once; the longest has ``longest`` elements."""
     return ranks <= FEW and ranks * longest <= SMALL
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """Gather slices of any length on all ranks: small ones in one exchange, others by a broadcast each."""
+    """Gather slices of any length on all ranks: small slices at once, each large slice by a broadcast."""
     if at_once(pieces.parts, pieces.size):
         about = (hop.axis,), dtype, x, math.prod(hop.shape), label, None
         sends, same = (x.numel(),) * pieces.parts, (0,) * pieces.parts  # every position gets the whole slice
@@ -188,7 +188,7 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """Sum into slices of any length: small ones in one exchange, others by a reduce each."""
+    """Sum into slices of any length: small slices at once, each large slice by a reduce."""
     mine = x.new_empty(0, dtype=dtype)
     if at_once(pieces.parts, pieces.size):
         receives = (pieces.mine.numel,) * pieces.parts

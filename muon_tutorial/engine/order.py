@@ -36,8 +36,8 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
 def abreast(walks: Iterable[Walk]) -> Walk:
     """Run each walk to its next ``ABREAST``, one after the other, then continue all of them from there.
 
-    The buckets of a round use this. All owners receive their matrices before any of them computes, and then
-    they compute at the same time. All ranks must run it, with the same ``walks``.
+    So in a round, all owners receive their matrices before any of them computes, and then they compute at the
+    same time. All ranks must run it, with the same ``walks``.
     """
     going = list(walks)
     while going:

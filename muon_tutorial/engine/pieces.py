@@ -50,9 +50,9 @@ class Pieces:
     def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
         """Remove all boxes, and return the parts that leave, packed flat, and a list of the parts that stay.
 
-        Parts that stay are contiguous. If a part stays and also leaves, it is a view of the packed part. A
-        box that stays whole is not copied. Other parts that stay are copied, so that they do not keep their
-        whole box alive.
+        Parts that stay are contiguous. A part that both stays and leaves is returned as a view of the packed
+        tensor. A box that stays whole is not copied. Other parts that stay are copied, so that they do not
+        keep their whole box alive.
         """
         numel = sum(part.numel for part in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)
@@ -66,7 +66,7 @@ class Pieces:
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
         self._parts.clear()
-        return packed.copy_(packed) if packed.is_meta else packed, stays  # only one copy on meta
+        return packed.copy_(packed) if packed.is_meta else packed, stays  # on meta, one copy is enough
 
     def _own(self, part: SharedPart) -> Tensor:
         box = self._box(part)

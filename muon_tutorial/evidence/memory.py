@@ -26,10 +26,10 @@ from .predict import held_parameters
 class Held:
     """Bytes that one rank holds for the matrices under a plan.
 
-    The first three stay between steps. The others exist only while a bucket is processed; their values are
-    for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients are
-    not packed). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives over
-    tp and holds at the same time. That is one matrix, or the sum of the bucket's Gram matrices.
+    Parameters, gradients and momentum stay between steps. The others exist only while a bucket is processed;
+    their values are for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0
+    if gradients are not packed). ``gathered``: the buffer that receives the momentum. ``whole``: the largest
+    whole matrix that this rank works on, or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -71,7 +71,7 @@ class CountingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False. With True, PyTorch would wrap each operation, and import its own compiler (2 s)."""
+        """Return False. Otherwise PyTorch would wrap each operation, and import its compiler (2 s)."""
         return False
 
 
@@ -133,7 +133,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage, or None. A DTensor, for example, has none."""
+    """The tensor's storage; None if it has no storage, such as a DTensor."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

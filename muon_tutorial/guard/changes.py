@@ -1,8 +1,8 @@
 """Handles changes that a host makes without telling the optimizer.
 
 Hosts replace, move, cast or reshape parameters, assign other groups and other state, and write to gradients
-between ``ready_gradients()`` and ``step()``. The momentum is adapted to the change if possible. If not, an
-error says what happened.
+between ``ready_gradients()`` and ``step()``. The momentum is adapted to the change; where that is impossible,
+an error says what happened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..step.parameter_state import group_parts, local_gradient, local_part, same
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
-"""A parameter's dtype, device and shape. Its plan and its momentum fit only these."""
+"""A parameter's dtype, device and shape. A plan and a momentum fit only one such kind."""
 
 
 def tensor_kind(param: Tensor) -> TensorKind:
@@ -233,9 +233,9 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
-    """Copy a saved tensor to its parameter's device. The copy is never less precise."""
+    """Copy a saved tensor to its parameter's device, in the wider of both dtypes."""
     saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
-    if not isinstance(param, Tensor):  # a state without a parameter is left alone, as in the stock method
+    if not isinstance(param, Tensor):  # torch's load_state_dict() also leaves state without a parameter
         return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)
@@ -265,7 +265,7 @@ class SeenGradients:
         return cls(params, tensors, versions, _bits(params) if changes_count else None, changes_count)
 
     def were_skipped(self, params: Sequence[Tensor]) -> bool:
-        """Whether ``backward()`` has produced or changed a gradient since these were recorded."""
+        """Whether ``backward()`` has produced or changed a gradient since this record was made."""
         if not same_tensors(self.params, params):
             return any(param.grad is not None for param in params)
         triples = zip(params, self.tensors, self.versions, strict=True)
@@ -282,7 +282,7 @@ class SeenGradients:
         return any(tensor is not None or param.grad is not None for param, tensor in pairs)
 
     def have_changed(self) -> bool:
-        """Whether any gradient was replaced or written to; False if changes do not count."""
+        """Whether any gradient was replaced or written to; always False without ``changes_count``."""
         if not self.changes_count:
             return False
         if not all(map(_stands, self.params, self.tensors)):

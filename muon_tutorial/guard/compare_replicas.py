@@ -1,8 +1,8 @@
 """Ranks that hold copies of parameters and state compare them before the first step and at intervals.
 
-Without this, ranks that began from different seeds, or loaded different files, would step without an error.
-With ``zero1`` such ranks would mix several models into one. With other strategies each rank would train its
-own model. To compare, ranks send only a hash and its square for each parameter.
+Without this comparison, ranks that began from different seeds, or loaded different files, would step without
+an error. With ``zero1`` such ranks would mix several models into one; with other strategies each rank would
+train its own model. To compare, ranks send only a hash and its square for each parameter.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ OWN = (
 class Replica:
     """Tensors of this rank, and the axes along which every rank should hold equal tensors.
 
-    ``named`` is whether the name comes from the user. Otherwise the name is a position in a list, whose order
-    may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each
-    rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is True
-    for parameters that Muon does not step: a difference then causes a warning and not an error.
+    ``named`` is whether the user gave the name. A name that the user did not give is a position in a list,
+    which may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because
+    each rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is
+    True for parameters that Muon does not step: a difference then causes a warning and not an error.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def hash(self) -> Tensor:
-        """One hash of all parts, [], int64."""
+        """One int64 hash of all parts, with shape []."""
         total = torch.zeros((), dtype=torch.int64)
         for part in self.parts:
             total = (31 * total.to(part.device) + 1 + checksum(part)) % HASHES
@@ -84,11 +84,11 @@ def compare_replicas(
     The companions' DTensors are compared if they lie on the mesh of one of ``steps``. The companions' plain
     parameters must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain
     parameters among DTensors may differ, because each rank may have its own parameters. FSDP2 does not
-    average their gradients, so a warning names one that differs.
+    average the gradients of plain parameters, so a warning names a parameter that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
-    whose gradients are averaged together with Muon's gradients. All ranks must call this. It returns the
-    result of ``compare_gradients``.
+    whose gradients are averaged together with Muon's gradients. All ranks must call this. Returns the result
+    of ``compare_gradients``.
 
     Raises:
         MismatchError: copies differ. All ranks raise it.
@@ -103,7 +103,7 @@ def compare_replicas(
             warnings.warn(
                 f"{unlike[0].name} is not the same on all ranks ({_who_differs(world, unlike[0])}): this "
                 "parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the "
-                "root, or average it yourself, unless each rank has its own",
+                "root, or average the gradient yourself, unless each rank has its own parameter",
                 stacklevel=2,
             )
         if wrong:
@@ -122,7 +122,7 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     Each rank may have plain matrices of its own among DTensors, but zero gradients cannot show that. If such
-    a matrix has had only zero gradients, the result is True. Then call this at the next step with ``again``,
+    a matrix has had only zero gradients, this returns True: then call it at the next step with ``again``,
     which compares only plain matrices.
 
     Raises:
@@ -186,9 +186,9 @@ def broadcast_parameters(
 ) -> None:
     """Make all ranks' copies of a parameter equal to the first rank's, as DDP does. All ranks must call it.
 
-    Only parameters that differ are sent. Three kinds are skipped: parameters on the meta device; parameters
-    without names, because ranks cannot match them; and plain parameters among DTensors, because each rank
-    may have its own.
+    Only parameters that differ are sent. Three kinds of parameters are skipped: those on the meta device;
+    parameters without names, because ranks cannot match them; and plain parameters among DTensors, because
+    each rank may have its own.
 
     Raises:
         MismatchError: the parameters' names have another order on other ranks. All ranks raise it, and
@@ -243,7 +243,7 @@ def _meshes(
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a tensor's bits can be read. Quantized tensors have a class that may not allow it."""
+    """Whether a tensor's bits can be read, which quantized tensors may not allow."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
@@ -306,8 +306,7 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
-    Parameters that may be each rank's own, such as experts, may have other names on other ranks. If they do,
-    they are returned.
+    Parameters that may be each rank's own, such as experts, are not refused but returned.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.

@@ -49,7 +49,7 @@ class MeshStep:
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps. All ranks must call it. They do not compare a plan that equals the previous plan."""
+"""Makes the steps. All ranks must call it; they compare a plan only if it is not the previous plan."""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GradientHooks:
-    """The hooks on the parameters of an optimizer and its companions. They are removed with this object.
+    """The hooks on the parameters of an optimizer and its companions. Deleting this object removes them.
 
     ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends the current step's
     gradients. Once ranks have agreed on the plan, ``apart`` contains the world that ``reduction`` uses.

@@ -173,7 +173,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # on all ranks, so the next step compares replicas again
+            self.is_compared = False  # so the next step compares replicas again; all ranks run this line
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -219,7 +219,7 @@ class Guard:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # all ranks raise it
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # ``step()`` sends them again, and raises
+                self.gradients_changed()  # ``step()`` sends the gradients again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
@@ -376,7 +376,7 @@ class Guard:
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
             return UsageError(
-                "ready_gradients() averaged the gradients of other parameters than those that step now: "
+                "ready_gradients() and step() were called on different optimizers, or parameters were added: "
                 "call the ready_gradients() of the optimizer whose step() you call"
             )
         if self.readied.have_changed():
@@ -482,9 +482,9 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
     if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
         raise UsageError(
             "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
-            "before step(), clip by torch.nn.utils.clip_grad_norm_. That takes one mesh at a time: for "
-            "several, get each one's norm from torch.nn.utils.get_total_norm, take the root of the sum of "
-            "the norms' squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
+            "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
+            "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
+            "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
         )
     return steps[0].step
 
@@ -497,13 +497,13 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
     """Warn if the first step would do nothing, perhaps because the model's parameters were replaced.
 
     Raises:
-        UsageError: flat parameters of FSDP1 have the gradients instead.
+        UsageError: the gradients belong to flat parameters of FSDP1.
     """
     trained = [param for param in params if param.requires_grad] or [*params, *beside]
     if trained and not any(param.grad is not None for param in trained):
         flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
         if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
-            raise UsageError(f"no parameter of this Muon has a gradient, but a flat one has: {FLATTENED}")
+            raise UsageError(f"the gradients are in a flat parameter, not in this Muon's own: {FLATTENED}")
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

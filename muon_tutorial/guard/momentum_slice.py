@@ -1,7 +1,7 @@
 """A tensor class for a rank's slice of the momentum in a saved state.
 
-``torch.distributed.checkpoint`` assumes that a plain tensor in an optimizer's state is the same on all ranks.
-So it would save only one rank's slice.
+``torch.distributed.checkpoint`` assumes that a plain tensor in an optimizer's state is the same on all ranks,
+so it would save only one rank's slice.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ _FINGERPRINT = re.compile(
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank that the report names first.
 
-    It is a rank that failed by itself. If there is none, it is a rank that kept the others waiting. If the
-    ranks' requests did not match, it is a rank with the rarest request. Of several such ranks, the first that
-    failed is named.
+    If the ranks' requests did not match, that is a rank with the rarest request; otherwise a rank that failed
+    by itself; otherwise a rank that kept the others waiting. Of several such ranks, the first that failed is
+    named.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]
@@ -33,7 +33,7 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     ]
     raised = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
-    if 2 * len(left) >= len(ranks):  # the few that still wait probably made one request too many
+    if 2 * len(left) >= len(ranks):  # then the few that still wait probably made a request too many
         left = []
     candidates = next(filter(None, (odd, own, stopped, elsewhere, left, raised)), ranks)
     return min(candidates, key=_failed_at)

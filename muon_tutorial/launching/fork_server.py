@@ -4,8 +4,8 @@ The server runs one thread, imports none of the user's modules, and makes no CUD
 fork. Only the launching process holds the other end of the server's control socket. When the launching
 process ends, the socket closes, and the server ends all its ranks and itself.
 
-The fork server of ``multiprocessing`` is as fast. But its ranks run the user's script again if the script has
-no main guard. And if the launching process is killed, a temporary folder and all stopped ranks remain.
+The fork server of ``multiprocessing`` would be as fast, but its ranks run the user's script again if the
+script has no main guard, and a killed launching process leaves a temporary folder and stopped ranks behind.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ForkServer:
             self._child.stderr.close()
 
 
-_SERVERS: dict[int, ForkServer] = {}  # by process id, because a forked child starts its own server
+_SERVERS: dict[int, ForkServer] = {}  # by the id of the launching process: a fork of it starts its own server
 _STARTING = threading.Lock()
 
 

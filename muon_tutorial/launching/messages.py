@@ -68,7 +68,7 @@ class RankLocation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The state of a rank's process. The parent sends it when the process starts, stops, continues or ends.
+    """A rank's process, as its parent reports it when the process starts, stops, continues or ends.
 
     ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
     """

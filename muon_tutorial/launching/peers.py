@@ -3,9 +3,9 @@
 ``Peers`` reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
 
 A thread watches the parent, so it does not matter what the main thread is doing. On Linux the kernel also
-sends a signal when the parent ends. This must not be a signal that ends the process, because the kernel sends
-it as soon as the *thread* that started the process ends. SIGCONT does no harm, and it continues a stopped
-process, so that the thread can see that the parent has ended.
+sends a signal when the parent ends. The kernel sends it as soon as the *thread* that started the process
+ends, so the signal must not end the process. SIGCONT does no harm, and it continues a stopped process, so
+that the watching thread can see that the parent has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Peers:
     pids: Mapping[int, int]
 
     def missing(self) -> dict[int, State]:
-        """Return the ranks that have ended or are stopped. If there is none, wait a moment for one."""
+        """Return the ranks that have ended or are stopped; if there are none yet, wait a moment."""
         deadline = time.monotonic() + _PATIENCE
         while not (found := self._missing_now()) and time.monotonic() < deadline:
             time.sleep(_TICK)

@@ -1,8 +1,8 @@
 """Notes what a rank is about to do, and finds the line of code that the rank is at.
 
-Every rank of a launch has a slot in shared memory. It writes a short label there before a request. If
-something fails, the launching process reads the slots. It can do so even after a rank was killed. A rank that
-torchrun started has a slot in its own memory. Other processes write nothing.
+Every rank of a launch has a slot in shared memory, and writes a short label there before a request. If
+something fails, the launching process reads the slots, even those of killed ranks. A rank that torchrun
+started has a slot in its own memory. Other processes write nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, os.path.dirname(__file__))
 _COMMUNICATION = os.path.join(_TORCH, "distributed")
 _LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds", "live.py")
 
-# This process's slot, if the process is a rank. All threads share it, so it is no context variable.
+# This process's slot, if the process is a rank. It is a global because all threads share it.
 _own_slot: memoryview | None = None
 
 
@@ -55,7 +55,7 @@ def own_phase() -> str:
 
 
 def read_phases(path: str, world_size: int) -> list[str]:
-    """Return the last label of each rank. It is empty if the rank reported no label."""
+    """Return the last label of each rank; empty if the rank reported none."""
     with open(path, "rb") as file:
         return [_read(file.read(SLOT)) for _ in range(world_size)]
 

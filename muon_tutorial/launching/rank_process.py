@@ -50,7 +50,7 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
     flush_output()
-    if os.getpid() != own_process:  # the function forked and this is the child, but only the rank reports
+    if os.getpid() != own_process:  # a child that the function forked must not report
         os._exit(isinstance(outcome, RankRaised))
     messages.send(outcome)
     may_leave.wait()
@@ -90,8 +90,8 @@ def _run(rank: int, files: RunFiles) -> bytes:
 def keep_freed_memory() -> None:
     """Let glibc's malloc keep freed memory, instead of giving it back to the system.
 
-    The system would zero every page before its next use. With buckets of a few megabytes, that took a quarter
-    of a step. Does nothing if the user has set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
+    The system zeroes a returned page before its next use, which took a quarter of a step with buckets of a
+    few megabytes. Does nothing if the user has set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
     """
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

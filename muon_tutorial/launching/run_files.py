@@ -37,7 +37,7 @@ class RunFiles:
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
-        """Close or remove the files. The launching process calls this. If it has ended, a rank calls this."""
+        """Close or remove the files: the task of the launching process, or of a rank if that has ended."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if not self.descriptors:

@@ -1,4 +1,4 @@
-"""Ranks as fresh interpreters, for systems without fork. Each imports torch again, which takes seconds."""
+"""Ranks as fresh interpreters, for systems without fork. Each rank imports torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BOOT = IGNORING + (
 class SpawnedRanks:
     """The rank processes of one launch, each a child of this process."""
 
-    waitables: tuple[socket.socket, ...] = ()  # there is nothing to wait for: call ``news`` now and then
+    waitables: tuple[socket.socket, ...] = ()  # no socket announces news, so call ``news`` now and then
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
@@ -85,7 +85,7 @@ def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | Non
     if exit_code is None and hasattr(os, "waitid"):  # macOS has this only from Python 3.13 on
         try:
             change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-        except ChildProcessError:  # the process has ended since
+        except ChildProcessError:  # the process has ended since ``poll``
             exit_code, change = child.poll(), None
         if change is not None:
             stopped = change.si_code == os.CLD_STOPPED

@@ -16,14 +16,14 @@ def say(line: str, code: int) -> int:
 def fill_standard_descriptors() -> None:
     """Open the null device for each of standard input, output and error that is closed (``>&-``).
 
-    Otherwise files that are opened later would get these numbers. ``sys.stdout`` and ``sys.stderr`` are
-    replaced if they are None.
+    Otherwise a file that is opened later would get such a stream's number. ``sys.stdout`` and ``sys.stderr``
+    are replaced if they are None.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is ``descriptor``
             os.set_inheritable(descriptor, True)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

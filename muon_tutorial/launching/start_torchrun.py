@@ -1,8 +1,8 @@
 """Runs torchrun as a child of this process (``start_torchrun``), or in this process (``run_agent``).
 
-Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
-torchrun``. It differs from plain torchrun in three ways. It restarts ranks on several machines, which
-torchrun can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, it prints one line;
+Knows torchrun's command line, and nothing about the script. ``run_agent``, which is ``python -m muon_tutorial
+torchrun``, differs from plain torchrun in three ways. It restarts ranks on several machines, which torchrun
+can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, ``run_agent`` prints one line;
 torchrun would print a traceback and exit with 1. And SIGUSR1, which kills plain torchrun, is passed on to the
 ranks.
 """

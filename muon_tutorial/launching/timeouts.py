@@ -1,7 +1,7 @@
 """Sets the timeout of every process group when it is made, and reads it back.
 
 torch gives new groups a timeout of 30 minutes (10 with NCCL), even if the default group has another one.
-Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` it cannot change a group's timeout later. So this module replaces
+Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a group's timeout cannot be changed later. So this module replaces
 torch's default while groups are made.
 """
 
@@ -26,7 +26,7 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
     """Check that a timeout is a positive number of seconds that torch can hold.
 
     Raises:
-        UsageError: it is not; the message calls the timeout `what`.
+        UsageError: the timeout is something else; the message calls it `what`.
     """
     seconds = float(timeout) if isinstance(timeout, Real) else math.nan
     if not 0 < seconds <= _LONGEST:  # also refuses NaN

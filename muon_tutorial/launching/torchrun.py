@@ -1,10 +1,9 @@
 """Recognizes torchrun's ranks by their environment, and lets them join the default group.
 
-This adds three things to torch's own ``env://`` rendezvous:
+This module adds three things to torch's own ``env://`` rendezvous:
 
-- Ranks end when their agent ends. With torch alone, they live on for minutes after the agent was killed.
-- Each restart uses its own keys in the agent's store. With torch alone, a restart finds dead ranks' addresses
-  there.
+- Ranks end when their agent ends. With torch alone, ranks outlive a killed agent by minutes.
+- Each restart uses its own keys in the agent's store. With torch alone, it finds dead ranks' addresses there.
 - If a rank loses another rank, its error is one line.
 """
 
@@ -132,8 +131,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     restarts need ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in torchrun's environment; rank 0 says so if it is
     missing.
 
-    From here on this process ends when its parent does. An uncaught error that is only about another rank is
-    shown as one line instead of a traceback.
+    From this call on, the process ends when its parent ends. An uncaught error that is only about another
+    rank is shown as one line instead of a traceback.
 
     Raises:
         UsageError: torchrun did not start this process, its environment is damaged, it has no GPU for this

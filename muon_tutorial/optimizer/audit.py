@@ -64,9 +64,9 @@ class Finding:
 class AuditReport:
     """The findings of all ranks.
 
-    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``. It is None if
-    the optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts
-    the matrices that were not looked at, or had no update to make.
+    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``. ``calls`` is
+    None if they cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts the
+    matrices that were not looked at, or had no update to make.
     """
 
     findings: tuple[Finding, ...]
@@ -227,7 +227,7 @@ class Audit:
         for name, held in self._before.items():
             held.keep({"after": params[name]})
             held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
-            if "momentum" not in held.tensors and name in self._held:  # the state has none, so compute it
+            if "momentum" not in held.tensors and name in self._held:  # not in the state, so compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -278,7 +278,7 @@ def audit(
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric has made for it.
-        model: the model in which ``split_parameters`` finds the hidden matrices. It may be left out if the
+        model: the model in which ``split_parameters`` finds the hidden matrices. You may leave it out if the
             optimizer is from this package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
     >>> weight = nn.Parameter(torch.eye(4))
@@ -412,7 +412,7 @@ def _counted(everybody: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], tupl
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:
-    """Judge one parameter from all ranks' parts. If this rank's part is whole, it must come first."""
+    """Judge one parameter from all ranks' parts, with this rank's part first if it is the whole parameter."""
     first = held[0]
     by_box: dict[tuple[Box, ...], list[_Held]] = {}
     for it in held[first.is_whole :]:

@@ -1,7 +1,8 @@
 """Makes steps from a ``DistributedConfig``.
 
-If a helper such as ``create_dtensor_config`` made the config, the steps follow plans. Otherwise they call the
-user's functions. This module is imported only for an optimizer that gets a config or DTensors.
+If a helper such as ``create_dtensor_config`` made the config, the steps follow plans. With any other config,
+the steps call the user's functions. This module is imported only for an optimizer that gets a config or
+DTensors.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .make_steps import agreed, parameter_states, plan_step
 
 @dataclass(slots=True, eq=False)
 class ConfigSteps:
-    """Makes the steps of a ``DistributedConfig``. It calls ``assign_fn`` once per list of parameters."""
+    """Makes the steps of a ``DistributedConfig``. Calls ``assign_fn`` once per list of parameters."""
 
     config: DistributedConfig
     _params: Sequence[Tensor] | None = None

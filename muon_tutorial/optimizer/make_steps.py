@@ -71,7 +71,7 @@ def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
 
 
 def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim, window: int) -> MakeSteps:
-    """Return a function that makes a strategy's step. It raises an error if ranks made different plans."""
+    """Return a function that makes a strategy's step, or raises an error if ranks made different plans."""
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         def make() -> Plan:
@@ -163,7 +163,7 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
     """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
 
     Nothing in a parameter shows that DDP wraps it. So this function searches all live Python objects for DDP
-    modules, once per plan. It checks only each object's type, because ``isinstance`` would take 0.2 s.
+    modules, once per plan. It compares the type of each object, because ``isinstance`` would take 0.2 s.
     """
     if not dist.is_initialized():
         return

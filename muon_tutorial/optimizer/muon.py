@@ -68,30 +68,30 @@ class Muon(torch.optim.Optimizer):
         distributed_config: the user's own functions, or the config of a helper such as
             ``create_dtensor_config``. It replaces ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
-            It may also be a mapping from a parameter's index, or a function of index and parameter. If a
-            parameter has the attribute ``partition_dim``, that is used instead.
-        window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
+            To give each parameter its own, pass a mapping from its index, or a function of index and
+            parameter. A parameter's attribute ``partition_dim`` takes precedence.
+        window: how many rounds of a strategy may be in flight at once. Of three rounds, one travels to its
             owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
-            Then the learning rate is scaled by outputs and inputs, and ``parts`` counts columns. Set it on
-            a parameter group.
+            For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
+            Set it on a parameter group.
         initial_values: what the constructor does to parameters that several ranks hold copies of.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
-        compare_every: each time this many steps are done, ranks compare hashes of their copies of parameters
-            and state, over every axis of the mesh. With None, they do so only in the first step.
+        compare_every: after how many steps ranks again compare hashes of their copies of parameters and
+            state, over every axis of the mesh. With None, ranks compare them only in the first step.
         guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
             step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
             own messages.
-        overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them.
-            They use their own process group. It works with strategies that average gradients themselves
-            (``zero1``, ``layerwise``, ``gram``), and does not change the bits. When you accumulate gradients,
-            wrap every ``backward()`` except the last in ``no_sync()``. Run the last one on the CUDA stream of
-            its forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so do the
-            buckets after it. ``GradScaler`` is refused, because it changes gradients after backward.
+        overlap_grad_reduce: send each bucket's gradients, in their own process group, as soon as
+            ``backward()`` has produced all of them. Only for strategies that average gradients (``zero1``,
+            ``layerwise``, ``gram``); does not change the bits. When you accumulate gradients, wrap every
+            ``backward()`` except the last in ``no_sync()``, and run the last on the CUDA stream of its
+            forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so do the buckets
+            after it. ``GradScaler`` is refused, because it changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -207,11 +207,11 @@ class Muon(torch.optim.Optimizer):
         With ``max_norm``, gradients are clipped by their total norm, which is returned. The norm covers the
         matrices and ``rest``, the parameters of another optimizer; matrices in ``rest`` count once. If
         a gradient is not finite, no gradient changes, the returned norm is infinite, and ``step()`` raises,
-        unless ``GradScaler`` makes it skip. A single process looks for such a gradient only when it clips.
+        unless ``GradScaler`` makes it skip. A single process checks gradients only when it clips.
 
         Raises:
-            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``;
-                call the pair's own ``ready_gradients``, which averages AdamW's gradients, too.
+            UsageError: these gradients are averaged already, or this is the Muon of a ``MuonWithAdamW``; call
+                the pair's own ``ready_gradients``, which averages AdamW's gradients, too.
         """
         with torch.no_grad():
             return self.world.run(self.ready_program(max_norm, rest=rest))
@@ -223,8 +223,8 @@ class Muon(torch.optim.Optimizer):
     def no_sync(self) -> AbstractContextManager[None]:
         """Let ``backward()`` add to gradients without sending them, like DDP's ``no_sync``.
 
-        Wrap every ``backward()`` of a step except the last. If you wrap the last one, too, ``step()`` sends
-        the gradients. Without ``overlap_grad_reduce`` this does nothing.
+        Wrap every ``backward()`` of a step except the last. If you wrap the last ``backward()``, too,
+        ``step()`` sends the gradients. Without ``overlap_grad_reduce`` this does nothing.
         """
         return self.guard.hooks.pause()
 

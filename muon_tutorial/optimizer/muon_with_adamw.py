@@ -132,9 +132,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         DDP, and before Accelerate's ``prepare``. DTensors and DDP need no strategy.
 
         Args:
-            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses it, too, and ``adjust_lr_fn`` becomes
-                ``"match_rms_adamw"`` unless ``muon`` sets another. Both optimizers' updates are then about
-                equally large.
+            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses ``lr``, too, and ``adjust_lr_fn``
+                becomes ``"match_rms_adamw"`` unless ``muon`` sets another, so that both optimizers' updates
+                are about equally large.
             weight_decay: for both optimizers. By default Muon uses 0.1 and AdamW 0.01, as in torch.
             decay_vectors: whether weight decay applies to norms, biases and other vectors.
             betas: AdamW's betas.
@@ -205,7 +205,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of ``from_model``'s model. Its split says whether each goes to Muon or to AdamW.
+        """Add parameters of ``from_model``'s model, each to Muon or to AdamW as the model's split says.
 
         The group's hyperparameters apply to both optimizers. If ranks step together, the next step compares
         the parameters' values.
@@ -346,7 +346,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             )
 
     def _follow_replaced(self) -> None:
-        """Find parameters that replaced others of the same name. Accelerate replaces them to apply FSDP2."""
+        """Find parameters that replaced others of the same name, as Accelerate does to apply FSDP2."""
         model = self._model()
         if model is None or all(param in self.verdicts for param in model.parameters()):
             return

@@ -6,11 +6,12 @@ The formats were read from each package's published code:
   ``momentum_buffer``.
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
-- ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. It calls
-  AdamW's second moment ``variance``, and AdamW's step ``step_dev`` (the group's ``step`` before August 2026).
+- ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. AdamW's
+  second moment is its ``variance``, and AdamW's step is ``step_dev`` (the group's ``step`` before August
+  2026).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
-- ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
-  parameters.
+- ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Its stages 1 to 3 flatten
+  parameters, so their state cannot be read.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def momentum_for(
 ) -> dict[str, Any]:
     """Return this optimizer's momentum and moments in the format of another package's ``state_dict()``.
 
-    ``names`` lists the parameters in the other optimizer's order. By default, it is this optimizer's order.
-    Put the result into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(),
+    ``names`` lists the parameters in the other optimizer's order. The default is this optimizer's order. Put
+    the result into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(),
     **momentum_for(…)}``. DTensors become whole tensors, so all ranks of their meshes must call this.
 
     Raises:

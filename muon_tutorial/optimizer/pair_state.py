@@ -14,10 +14,10 @@ State = defaultdict[Any, Any]
 class PairState(MutableMapping[Any, Any]):
     """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
-    ``is_new()`` is true until something has been stepped or loaded. Until then the state looks empty, though
-    its entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
-    optimizer's state if the state looks empty. If it saw only Muon's state, it would not load AdamW's
-    moments.
+    As long as ``is_new()`` is true (nothing has been stepped or loaded), the state looks empty, though its
+    entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
+    optimizer's state if the state looks empty. If it saw Muon's state, it would make none for AdamW, and load
+    none.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class PairState(MutableMapping[Any, Any]):
         return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
 
     def __getitem__(self, param: Any) -> Any:
-        """Return an entry. A missing one is created, as in any optimizer's state."""
+        """Return an entry. A missing entry is created, as in any optimizer's state."""
         return self._home(param)[param]
 
     def __setitem__(self, param: Any, entry: Any) -> None:
@@ -77,7 +77,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Accept only the same groups: DeepSpeed assigns them to the list."""
+        """Accept only the groups that are in the list already, because DeepSpeed assigns these."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

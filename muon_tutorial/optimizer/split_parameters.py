@@ -1,6 +1,6 @@
 """Decides which parameters of a model go to Muon: the hidden matrices, and nothing else.
 
-This module imports no model library. It recognizes a library's classes by attributes and type names. These
+This module imports no model library. A library's classes are recognized by attributes and type names. These
 are the choices and their sources:
 
 - Embeddings, classifier heads, gains and biases go to AdamW, as in Keller Jordan's post
@@ -10,14 +10,14 @@ are the choices and their sources:
   type do not show that it is a head, as dion's README warns (microsoft/dion, README.md, "Building Parameter
   Groups"). So a head is recognized by its name, or by the model's own ``get_output_embeddings``.
 - Megatron-LM gives Muon all two-dimensional parameters except embedding and output layer
-  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). It gives Adam the
-  convolution kernel of a state-space model, and also its mixer's fused ``in_proj``
+  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). Megatron-LM gives Adam the
+  convolution kernel of a state-space model, and the mixer's fused ``in_proj``
   (megatron/core/ssm/mamba_mixer.py). Here ``in_proj`` is a hidden matrix like any other. ``A_log``, ``D`` and
   ``dt_bias`` are rates and gains, even as matrices, because they never multiply an input as a matrix.
 - Routers are output heads that choose experts, and opinions on them differ. MuLoCo's torchtitan
   (facebookresearch/MuLoCo, torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does
   an option of Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504). By default Megatron-LM gives
-  them to Muon, and so does GLM-4.5 (arXiv 2508.06471, section 2.4). Here AdamW gets them.
+  routers to Muon, and so does GLM-4.5 (arXiv 2508.06471, section 2.4). Here AdamW gets routers.
 - Moonlight (arXiv 2502.16982) and GLM-4.5 train experts with Muon, each matrix on its own. Experts in
   three-dimensional stacks need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they go to
   Muon only with ``experts="muon"``.
@@ -25,8 +25,8 @@ are the choices and their sources:
   is split like that weight. For stacked experts, one A has the rows of all experts, and one B has the columns
   of all experts, so both go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3) go to AdamW, too.
 - Fused weights, such as query, key and value in one weight, or gate and up, are split if the model's own
-  sizes determine their layout (``fused_weights``). If not, the weight stays whole, and a warning says what to
-  pass.
+  sizes determine their layout (``fused_weights``). Otherwise the weight stays whole, and a warning says what
+  to pass.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
     *("classifier", "score", "qa_outputs", "seq_relationship"),
 )
-"""Names of output heads, besides ``*head``. They count only outside numbered layers."""
+"""Names of output heads, besides ``*head``; ignored inside numbered layers."""
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Names that ``torch.compile``, checkpointing and FSDP insert. For DDP's ``module``, see ``_is_shell``."""
@@ -82,7 +82,7 @@ TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
 GAINS = re.compile(
     r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
 )
-"""Names of parameters that scale or shift activations elementwise. They may have any shape."""
+"""Names of parameters, of any shape, that scale or shift activations elementwise."""
 
 MATRIX_NAMES = re.compile(
     r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE
@@ -113,8 +113,8 @@ def split_parameters(
     """Split a model's parameters between Muon and AdamW: ``hidden, rest = split_parameters(model)``.
 
     ``hidden`` is a list of groups for ``Muon``, and ``rest`` a list of parameters for ``torch.optim.AdamW``.
-    Both contain names. Every trainable parameter is in exactly one of them, in the model's order. A tied
-    parameter appears once, with its first name. Frozen parameters are in neither.
+    Both contain names. Every trainable parameter is in one of the two lists, in the model's order, and a
+    frozen parameter in neither. A tied parameter appears once, with its first name.
 
     Names omit what wrappers insert (``torch.compile``, checkpointing, FSDP, DDP). If a parameter has several
     names or modules, and one of them is a reason for AdamW, AdamW gets it. ``print(split_parameters(model))``
@@ -134,8 +134,8 @@ def split_parameters(
         parts: the layouts of weights that hold several matrices, by patterns as in ``exclude``; the first
             match counts. ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix.
             Gains and stacks that are named here go to Muon. A warning lists parameters that may be tables.
-        transposed: patterns of more weights that are stored as (in, out), for ``x @ w``. Their parts are
-            columns.
+        transposed: patterns of more weights that are stored as (in, out), for ``x @ w``; the parts of such a
+            weight are columns.
         include_frozen: whether to treat frozen parameters like all others.
 
     Raises:
@@ -434,7 +434,7 @@ def _fused_weight(it: _Holding) -> FusedWeight:
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
     words = [word for word in it.full_name.split(".") if word not in WRAPPERS]
     layer = words[-1 if bare else -2 :][0]
-    if "lora_B" in words:  # it has as many rows as the weight that it adapts
+    if "lora_B" in words:  # lora_B has as many rows as the weight that it adapts
         place = next(i for i, module in enumerate(it.modules) if hasattr(module, "lora_B"))
         layer, inputs = words[words.index("lora_B") - 1], getattr(it.modules[place], "in_features", inputs)
         modules = [module for module in it.modules[place + 1 :] if not _is_wrapper(module)] or modules
@@ -461,7 +461,7 @@ def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str
     if not isinstance(model, nn.Module):
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
     flat = [param for param in model.parameters() if hasattr(param, "_fsdp_flattened")]
-    if flat and all(param.ndim < 2 for param in flat):  # without sharding, FSDP1 shows the matrices
+    if flat and all(param.ndim < 2 for param in flat):  # unsharded, FSDP1's parameters keep their shapes
         raise UsageError(f"{type(model).__name__} has no matrices: {FLATTENED}")
     if experts not in (None, "adamw", "muon"):
         raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")

@@ -60,7 +60,7 @@ class ParameterSplit:
 
     @property
     def hidden(self) -> list[dict[str, Any]]:
-        """Groups for ``Muon``, with names: a single one, unless matrices need ``parts`` or ``transposed``."""
+        """Groups for ``Muon``, with names: a single group, unless some need ``parts`` or ``transposed``."""
         groups: dict[tuple[Parts, bool], dict[str, Any]] = {}
         for verdict in sorted(self._of("Muon"), key=lambda it: (it.parts is not None, it.transposed)):
             key = verdict.parts, verdict.transposed

@@ -68,7 +68,7 @@ def read_choices(text: str) -> Mapping[Shape, str]:
 @cache
 def name_for(orthogonalize: str, rows: int, columns: int) -> str:
     """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix. Raises
-    ``UsageError`` if ``"auto"`` has not chosen one for its shape."""
+    ``UsageError`` if ``"auto"`` has chosen no recipe for its shape."""
     if not is_auto(orthogonalize):
         return orthogonalize
     choices, shape = read_choices(orthogonalize), shape_of(rows, columns)

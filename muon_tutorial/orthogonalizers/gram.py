@@ -5,9 +5,9 @@ matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So a ra
 and needs no other shard. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and
 ``XQ``.
 
-The sum of the shards' products rounds differently than in a single process: ``DIFFERENCE`` and
-``QUALITY_DIFFERENCE`` bound that. Products and iterates are fp32; shards and results are bf16. This module
-knows no ranks: the caller sums what ``packed_gram`` writes.
+The sum of the shards' products rounds differently than the product in a single process: ``DIFFERENCE`` and
+``QUALITY_DIFFERENCE`` bound the effect. Products and iterates are fp32; shards and results are bf16. This
+module knows no ranks: the caller sums what ``packed_gram`` writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIFFERENCE = 0.05
 
 Measured on every spectrum of ``quality``, 96 × 384, 384 × 96 and 512 × 512, in 2, 4 and 8 shards: at most
 0.008 with Keller Jordan's coefficients, and 0.02 with minimax's on 512 × 512, where rounding decides the
-smallest singular values. It is no larger with 8 shards than with 2.
+smallest singular values. The difference is no larger with 8 shards than with 2.
 """
 
 QUALITY_DIFFERENCE = 0.05
@@ -49,7 +49,7 @@ differs as much from stock.
 
 def gram_recipe(group: Mapping[str, Any]) -> Recipe:
     """Return the Gram form of a parameter group's recipe. ``"stock"`` uses the group's coefficients. Raises
-    ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
+    ``UsageError`` if the recipe has no Gram form, or the coefficients could explode."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         coefficients = coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
@@ -78,7 +78,7 @@ def pack_symmetric(A: Tensor, packed: Tensor) -> None:
     """Write the upper triangle of a symmetric matrix into ``packed``, [n(n + 1)/2].
 
     The format is like LAPACK's (RFP, Gustavson et al. 2010): first the upper right block, then a rectangle
-    that holds the triangles of both diagonal blocks. It takes a few copies, not one for each row.
+    that holds the triangles of both diagonal blocks. Packing takes a few copies, not one for each row.
 
     >>> A, packed = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]]), torch.empty(6)
     >>> pack_symmetric(A, packed)
@@ -113,8 +113,8 @@ def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
 def packed_gram(shard: Tensor, cut: int, packed: Tensor, workspace: Workspace) -> None:
     """Write a shard's part of the Gram matrix into ``packed``, fp32, [n(n + 1)/2].
 
-    ``shard`` is bf16, [rows, columns]. Its dimension ``cut`` is cut, and may be empty; the other dimension
-    is whole, and has length n.
+    ``shard`` is bf16, [rows, columns]. Dimension ``cut`` is the one that is cut, and may be empty; the other
+    dimension has its whole length n.
     """
     n = shard.size(1 - cut)
     wide, A = workspace.buffers([tuple(shard.shape), (n, n)], torch.float32, shard.device)

@@ -94,10 +94,9 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
     """Return how many matrices of this shape can be stacked so that each gets the same bits as alone.
 
-    It is 1 for large matrices, because they gain nothing. It is also 1 if the members of a stack
-    would not be aligned: their bits would then differ. This CPU's kernels are tried out once per shape,
-    recipe and number of threads. The meta device is treated like the CPU; on other devices nothing is
-    stacked.
+    The answer is 1 for large matrices, which gain nothing in a stack, and for shapes whose members would not
+    be aligned in a stack, and so get other bits. This CPU's kernels are tried out once per shape, recipe and
+    number of threads. The meta device is treated like the CPU; on other devices nothing is stacked.
     """
     most = _most_stacked(rows, columns, recipe)
     if most == 1 or device.type not in ("cpu", "meta"):
@@ -214,7 +213,7 @@ def _iterate_rounding(
 
 
 def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
-    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products. One is enough without d and e."""
+    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products; without d and e, with one."""
     b, c, *rest = coefficients
     if not rest:
         symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)
@@ -229,8 +228,9 @@ def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spa
 def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
     """The n × n matrix Q for which ``QX`` is the iteration's result; ``square[0]`` holds ``R = XXᵀ``.
 
-    A step multiplies X from the left by ``P = a + bR + cR² + …``. So it multiplies Q by P once, and R twice.
-    All are polynomials in the first R, so they are symmetric and commute. Without steps, Q is the identity.
+    A step multiplies X from the left by ``P = a + bR + cR² + …``, so Q becomes ``PQ``, and R becomes ``PRP``.
+    P, Q and R are polynomials in the first R, so they are symmetric and commute. Without steps, Q is the
+    identity.
     """
     R, *free, Q = square
     if not coefficients:

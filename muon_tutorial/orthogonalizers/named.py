@@ -19,7 +19,7 @@ SAFE_POLAR_EXPRESS: tuple[Polynomial, ...] = (*with_safety(POLAR_EXPRESS[:-1], 1
 """The safety factor is 1.01 on all triples except the last one, as in the authors' code."""
 
 SAFE_CANS: tuple[Polynomial, ...] = (*with_safety(CANS[:-1], 1.01), CANS[-1])
-"""It has the same safety factor, because published CANS lets a singular value of 1.01 grow without bound."""
+"""Triples with the same safety factor: without it, CANS lets a singular value of 1.01 grow without bound."""
 
 TURBO: tuple[Polynomial, ...] = (
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -27,8 +27,7 @@ TURBO: tuple[Polynomial, ...] = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Turbo-Muon's four triples. They come from a Polar Express with safety factor 1.02, without its first
-triple."""
+"""Turbo-Muon's four triples: a Polar Express with safety factor 1.02, without its first triple."""
 
 MINIMAX: tuple[Polynomial, ...] = (
     (8.339068, -24.186172, 17.582032),
@@ -125,8 +124,8 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
 
-The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number, which changes the matrix. If
-singular values differ much, its result is therefore far from the orthogonal factor. Turbo-Muon also makes a
+The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number, which changes the matrix. So if
+singular values differ much, Turbo-Muon's result is far from the orthogonal factor. Turbo-Muon also makes a
 nearly zero matrix (its norm is below ``eps``) large; with the other recipes it stays small, as with stock.
 """
 

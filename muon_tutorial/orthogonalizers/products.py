@@ -111,7 +111,7 @@ def _mirror(block: Tensor, spare: Tensor) -> None:
 
 
 def block_width(n: int) -> int:
-    """Return how many columns of a symmetric n × n product are computed at once. For a small n, it is n.
+    """Return how many columns of a symmetric n × n product are computed at once: all n for a small n.
 
     >>> block_width(768), block_width(3072), block_width(128)
     (128, 512, 128)

@@ -1,4 +1,4 @@
-"""Evaluates a polynomial of a symmetric matrix by a few squarings. Nothing else passes over all elements.
+"""Evaluates a polynomial of a symmetric matrix by a few squarings, without other passes over its elements.
 
     U₀ = A + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
@@ -50,7 +50,7 @@ def completed_squares(polynomial: Coefficients) -> Squares:
     """Write a polynomial of A of degree 2, 4 or 8 as squares.
 
     Raises:
-        UsageError: it has degree 8, and cannot be written as squares.
+        UsageError: a polynomial of degree 8 cannot be written as squares.
 
     >>> completed_squares((1.0, 2.0, 1.0))
     Squares(shift=1.0, rounds=((1.0, 0.0, 0.0),))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes. Every buffer starts at a multiple of it, so that kernels always see the same alignment."""
+"""Every buffer starts at a multiple of this many bytes, so that kernels always see the same alignment."""
 
 
 class Workspace:
@@ -26,7 +26,7 @@ class Workspace:
     def buffers(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
-        """Return uninitialized tensors in the block. They overwrite the tensors of the previous call."""
+        """Return uninitialized tensors in the block, over the tensors of the previous call."""
         lines = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) for shape in shapes]
         sizes = [count * ALIGNMENT for count in lines]
         block = self._block(sum(sizes), device)

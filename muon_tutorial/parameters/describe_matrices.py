@@ -18,18 +18,18 @@ from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
 FLATTENED = (
-    "FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part of a flat one "
-    "cannot be orthogonalized; use FSDP2 (fully_shard, Accelerate's fsdp_version=2), or ZeRO stage 0"
+    "FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part of a flat parameter"
+    " cannot be orthogonalized; use FSDP2 (fully_shard, Accelerate's fsdp_version=2), or ZeRO stage 0"
 )
 
 
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
     """Return the matrices in the optimizer's parameters, in order of groups.
 
-    If a parameter is a DTensor, its placements say how tensor parallelism cuts it. Otherwise its attribute
-    ``partition_dim`` says it, as in Megatron; a parameter with a negative number is not cut. For an uneven
-    cut, the attribute ``partition_sizes`` lists one length per position. Without these attributes, ``tp_dim``
-    applies.
+    How tensor parallelism cuts a parameter is stated by a DTensor's placements, or by a plain parameter's
+    attribute ``partition_dim``, as in Megatron; a parameter with a negative number is not cut. For an uneven
+    cut, the attribute ``partition_sizes`` lists one length per position. For plain parameters without the
+    attribute, ``tp_dim`` applies.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not

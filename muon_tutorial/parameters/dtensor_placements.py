@@ -19,12 +19,12 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
     """Return how axes cut a DTensor, outermost first. ``names`` replace the mesh's own axis names.
 
     Placements apply from left to right, with one exception. A strided shard (FSDP2 over tensor parallelism)
-    applies after later shards of the same dimension. The product of these shards' sizes is its
-    ``split_factor`` (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
+    applies after later shards of the same dimension. Its ``split_factor`` is the product of the sizes of
+    these later shards' axes (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
         StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard cuts in
-            another way. An example is a cut of each part of a fused matrix.
+            another way, such as each part of a fused matrix.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:

@@ -110,7 +110,7 @@ def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None
         if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece another empty shape
             raise ConfigError(
                 f"{matrix.name} has shape {shape} at {grid.at(rank)}, but its cuts give {due}: "
-                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Pass all groups that cut it, and tp_dim"
+                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Pass tp_dim and all groups that cut parameters"
             )
 
 

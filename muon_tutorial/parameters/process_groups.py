@@ -35,7 +35,7 @@ from .mesh_parameters import (
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
-"""Groups whose ranks hold the same plain parameters. A user who passes such a group promises this."""
+"""Groups of which the user promises that their ranks hold the same plain parameters."""
 
 
 def read_process_groups(
@@ -104,7 +104,7 @@ def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Sh
 def _plain_matrix(
     index: int, param: Tensor, tp_dim: int | None, rows_are_cut: bool, shapes: Sequence[Shape], grid: Grid
 ) -> Matrix:
-    """Describe a plain parameter by its local shape on every rank. It is cut by tp first, then by fsdp."""
+    """Describe a plain parameter, cut by tp first and then by fsdp, by its local shape on every rank."""
     whole, cuts = list(shapes[0]), []
     parts = range(grid.size("fsdp") if rows_are_cut else 1)
     rows = [

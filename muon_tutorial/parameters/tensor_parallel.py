@@ -40,8 +40,8 @@ def plain_cuts(
 def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | None:
     """Return the dimension along which tensor parallelism has cut a plain parameter, or None.
 
-    If the parameter has a ``partition_dim``, as in Megatron, that is used instead of ``tp_dim``. If it is
-    negative, the parameter is not cut.
+    A parameter's ``partition_dim``, as in Megatron, is used instead of ``tp_dim``; a negative
+    ``partition_dim`` means that the parameter is not cut.
 
     Raises:
         StrategyError: ``tp_dim`` has no entry for the parameter, or names no dimension of it.
@@ -56,7 +56,7 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
         dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and not 0 <= dim < param.ndim:
         raise StrategyError(
-            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: pass one, or None"
+            f"{name} has dimensions 0 to {param.ndim - 1}, not {dim}: give tp_dim as one of them, or None"
         )
     return dim
 

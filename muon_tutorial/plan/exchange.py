@@ -131,7 +131,7 @@ class SlicedBuffer(Layout):
 
     def _slice(self, at: Coordinate) -> Box:
         place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # starts are cached: there may be thousands
+        if self.sizes is not None and self.owner is None:  # cached, because there may be thousands of starts
             return Box((self._starts[place],), (self.sizes[place],))
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
@@ -318,7 +318,7 @@ class Exchange:
                     yield position, _part(held, self.src.box(held.entry, other))
 
     def _slices(self, layout: Layout, at: Coordinate) -> list[BufferSlice]:
-        """Return the slices that are not empty. Among thousands of ranks, most are empty."""
+        """Return the slices that are not empty; with thousands of ranks, most are empty."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 
 

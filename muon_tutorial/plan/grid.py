@@ -48,7 +48,7 @@ class Grid:
         return range(self.world_size)
 
     def size(self, axis: str) -> int:
-        """Return the number of ranks along ``axis``. It is 1 for an axis that the grid does not have."""
+        """Return the number of ranks along ``axis``: 1 for an axis that the grid does not have."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def stride(self, axis: str) -> int:
@@ -85,7 +85,7 @@ class Coordinate(Mapping[str, int]):
     rank: int
 
     def __getitem__(self, axis: str) -> int:
-        """Return the position along ``axis``. It is 0 for an axis that the grid does not have."""
+        """Return the position along ``axis``: 0 for an axis that the grid does not have."""
         stride, size = _strides(self.grid.axes, self.grid.sizes).get(axis, (1, 1))
         return self.rank // stride % size
 

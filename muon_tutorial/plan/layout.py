@@ -201,7 +201,7 @@ class HopPieces:
 
     ``mine`` is this rank's piece. ``size`` is the number of elements in the largest of the ``parts`` pieces.
     If all pieces are runs of equally many rows, they lie one after the other in memory, and ``uneven`` is
-    empty. Otherwise it contains every piece that is not empty, by position.
+    empty. Otherwise ``uneven`` contains every piece that is not empty, by position.
     """
 
     mine: Box

@@ -24,8 +24,8 @@ Cut = tuple[str, Shard]
 class Runs:
     """The lines of a matrix, if they alternate with the lines of other matrices in the same parameter.
 
-    They are the first ``length`` of every ``stride`` lines. ``dim`` is the dimension along which the lines
-    are numbered, so it says whether they are rows or columns.
+    The matrix has the first ``length`` of every ``stride`` lines. ``dim`` is the dimension along which the
+    lines are numbered, so it says whether they are rows or columns.
     """
 
     dim: int
@@ -45,7 +45,7 @@ class Runs:
         """Return an index that selects ``count`` lines of the matrix, beginning at line ``first``.
 
         ``shift`` is where the matrix's first line lies. The index is a slice if possible, so that indexing
-        gives a view. Otherwise it lists the number of each line.
+        gives a view, and otherwise a list of the lines' numbers.
         """
         if not count:
             return slice(0, 0)
@@ -84,10 +84,10 @@ class Matrix:
     """One matrix for Newton–Schulz to orthogonalize.
 
     ``shape`` is the shape of the whole matrix in its parameter; a convolution's has four dimensions. ``cuts``
-    says how axes cut the *parameter*, outermost first. Along other axes, every rank has the whole parameter.
-    ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's dtype, and
-    ``grad_dtype`` the gradient's. If the matrix is a whole parameter, ``part`` is None, and ``index`` is also
-    the parameter's index.
+    says how axes cut the *parameter*, outermost first. An axis without a cut has a copy of the parameter on
+    every rank. ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's
+    dtype, and ``grad_dtype`` the gradient's. If the matrix is a whole parameter, ``part`` is None, and
+    ``index`` is also the parameter's index.
     """
 
     index: int
@@ -306,11 +306,11 @@ class SummedGram:
 class BucketEntry:
     """A matrix in a bucket.
 
-    ``offset`` and ``size`` count elements of the virtual buffer. They are the same at every tensor-parallel
-    position, because ``size`` is the size of the largest piece. ``workers`` are the positions, in the
-    bucket's group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads
-    from a worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep
-    their pieces and share the work.
+    ``offset`` and ``size`` count elements of the virtual buffer. Both are the same at every tensor-parallel
+    position, because ``size`` is that of the largest piece. ``workers`` are the positions, in the bucket's
+    group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads from a
+    worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep their
+    pieces and share the work.
     """
 
     matrix: Matrix

@@ -76,7 +76,7 @@ Builder = Callable[..., Plan]
 def replicated(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
-    With dp alone it does what DDP with ``torch.optim.Muon`` does.
+    With dp alone, this is the step of DDP with ``torch.optim.Muon``.
 
     Args:
         round_bytes: how many gradient bytes a rank may hold in all buckets in flight together.
@@ -151,7 +151,8 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. If there are
-    several rounds, a round's slices differ in length: each is reduced to its rank, then broadcast by it.
+    several rounds, a round's slices differ in length, so each slice is reduced to its rank, and this rank
+    broadcasts it.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
@@ -160,8 +161,8 @@ def zero1(
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part.
         round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
-            (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the limit. For
-            ``cut="bucket"``, this is the size of a bucket.
+            (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. For ``cut="bucket"``,
+            ``round_bytes`` is the size of a bucket.
 
     Raises:
         StrategyError: ``gather`` or ``cut`` is unknown.
@@ -230,15 +231,15 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
 
     Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
     their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ.
-    One such all_reduce serves a whole bucket. It is in fp32, and sends only upper triangles. Every tp rank
-    then iterates on XXᵀ, and multiplies its own shard by the result. A tall matrix that tp cuts along its
-    rows is treated in the same way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
+    One such all_reduce, in fp32 and of upper triangles only, serves a whole bucket. Every tp rank then
+    iterates on XXᵀ, and multiplies its own shard by the result. A tall matrix that tp cuts along its rows is
+    treated in the same way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
 
     Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
     ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations
     for five iterations instead of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T if there are at least T
-    matrices to share. It sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
-    measures this.
+    matrices to share, and sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
+    measures these costs.
 
     All other matrices are gathered on all tp ranks, which apply the group's own recipe with the usual bits.
     Matrices that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
@@ -273,8 +274,8 @@ def owner(
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` assigns them by index, and a sequence lists the rank of each matrix.
         round_bytes: how many bytes of whole matrices, in bf16 as they travel, a rank may own in all rounds in
-            flight together (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the
-            limit. A rank also holds the pieces that it sends, and an update for each copy of a parameter.
+            flight together (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. A rank
+            also holds the pieces that it sends, and an update for each copy of a parameter.
 
     Raises:
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
@@ -444,7 +445,7 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
 def _virtual_entries(
     run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
 ) -> tuple[BucketEntry, ...]:
-    """Make entries with their tensor-parallel routes. Without ``offsets``, they lie one after the other."""
+    """Make entries with their tensor-parallel routes; without ``offsets``, one after the other."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     starts = accumulate(sizes, initial=0) if offsets is None else offsets
     rows = zip(run, starts, sizes, workers, strict=False)
@@ -748,7 +749,7 @@ def _owners(
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
     """Make the route from a tensor-parallel piece to the whole matrix.
 
-    It lists the lengths of all pieces, because an even cut of a parameter may cut its matrices unevenly.
+    The route lists all lengths, because an even cut of a parameter may cut its matrices unevenly.
     """
     return _tp_route_of(matrix.shape, matrix.part, matrix.cuts, grid)
 

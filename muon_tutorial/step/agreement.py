@@ -36,7 +36,7 @@ class Ranks:
 
 def _keep(numbers: Tensor, phase: str) -> Walk:
     return numbers
-    yield  # makes this a generator; it makes no request
+    yield  # never reached, but makes this function a generator
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
@@ -63,12 +63,12 @@ class Fingerprint:
 class OwnGradients:
     """One rank's gradients, for ranks to compare before a step.
 
-    ``remedy`` ends the error message about a gradient that only some ranks have. It is None if the
-    step averages gradients and counts a missing one as zero.
+    ``remedy`` ends the error message about a gradient that only some ranks have; None if the step averages
+    gradients and counts a missing gradient as zero.
 
     ``together`` returns the groups of ranks over which nothing is averaged. In such a group, all ranks or
-    none must have a gradient; ranks whose piece is ``empty`` do not count. Each rank has a number ``torn``.
-    These numbers add up to 0 over a whole group, but not over a part of it.
+    none must have a gradient; ranks whose piece is ``empty`` do not count. The ranks' numbers ``torn`` add up
+    to 0 over a whole group, but not over a part of a group.
 
     If the step sums gradients, ``limits`` are the largest numbers that the dtype of each sum can hold.
     """
@@ -131,7 +131,7 @@ def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
 def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
     """Return each gradient's largest absolute value, [gradients], float64; 0 for a missing gradient.
 
-    It uses ``aminmax``, because a norm of infinite order takes thirty times as long on a CPU.
+    This uses ``aminmax``, because a norm of infinite order takes thirty times as long on a CPU.
     """
     peaks = torch.zeros(len(own.tensors), dtype=torch.float64, device=device)
     held: dict[torch.dtype, list[int]] = {}
@@ -187,7 +187,7 @@ def _refuse_torn_groups(own: OwnGradients, torn: Sequence[int], ranks: Ranks) ->
             lacking, having = ([rank for rank in group if found[rank] == value] for value in (0, 1))
             if lacking and having:
                 raise GradientError(
-                    f"the gradient of {own.names[index]} is missing on {say_ranks(lacking)}, but there on "
+                    f"the gradient of {own.names[index]} is missing on {say_ranks(lacking)}, but not on "
                     f"{say_ranks(having)} of the same tp group, over which nothing is averaged; nothing was "
                     "changed: give it to all ranks of the group or to none"
                 )
@@ -227,7 +227,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str
     ]
     raise MismatchError(
         f"ranks would step differently: {'; '.join(found)}. Nothing was changed: "
-        "set it to the same value on all ranks"
+        "set the same value on all ranks"
     )
 
 
@@ -270,7 +270,7 @@ def _hash(text: str) -> int:
 def checksum(tensor: Tensor) -> Tensor:
     """Return a hash of a tensor's bits and their positions, [], int64.
 
-    Every single flipped bit changes it. One in half a million other changes goes unnoticed.
+    A single flipped bit always changes the hash. One in half a million other changes goes unnoticed.
     """
     integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # sums of int64 wrap
     words = tensor.detach().contiguous().reshape(-1).view(integers)

@@ -64,7 +64,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
     """Orthogonalize small matrices of equal shape together, if that does not change their bits.
 
-    It takes only matrices that are already whole on this rank, and returns their indices.
+    Takes only matrices that are already whole on this rank, and returns their indices.
     """
     alike: dict[tuple[tuple[int, int], int], list[RankMatrix]] = {}
     for matrix in bucket.matrices:

@@ -44,7 +44,7 @@ class ParameterState:
 
 
 def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
-    """Return a group's ``parts`` and ``transposed``. A group that ``torch.optim.Muon`` saved has neither."""
+    """Return a group's ``parts`` and ``transposed``, which groups saved by ``torch.optim.Muon`` lack."""
     return group.get("parts"), group.get("transposed", False)
 
 
@@ -80,7 +80,7 @@ def write_back(tensor: Tensor, index: MomentumIndex, here: Tensor) -> None:
 
 
 def place_gradient(param: Tensor) -> None:
-    """Give a gradient its parameter's placements. Tensor parallelism may leave it replicated or partial."""
+    """Give a gradient its parameter's placements; tensor parallelism may leave it replicated or partial."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         param.grad = grad.redistribute(placements=param.placements)
@@ -105,7 +105,7 @@ def placed_as(local: Tensor, param: Tensor) -> Tensor:
 
 
 def mesh_axes(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Return the names of a mesh's dimensions. Those of ``fully_shard``'s own meshes get numbers."""
+    """Return the names of a mesh's dimensions; numbers for ``fully_shard``'s own meshes, which lack names."""
     return mesh.mesh_dim_names or tuple(f"axis {dim}" for dim in range(mesh.ndim))
 
 

@@ -21,7 +21,7 @@ from .parameter_state import MomentumIndex, ParameterState
 AROUND: ContextVar[Callable[..., Any]] = ContextVar(
     "AROUND", default=lambda function, *given: function(*given)
 )
-"""It is called in place of a function of one matrix, and gets that function and its arguments."""
+"""Calls every function that works on one matrix; it gets that function and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +31,9 @@ class RankMatrix:
     The rank's piece of the matrix is at the index ``place`` of its part of the parameter, and at ``held`` in
     a flat buffer with the model's layout.
 
-    The rank stores ``numel`` elements of the piece between steps. Four fields say where these lie: ``stored``
-    in the bucket's stored buffer, ``in_piece`` in the piece, ``shard_range`` in the whole matrix, and
-    ``momentum_index`` in the parameter's momentum.
+    The rank stores ``numel`` elements of the piece between steps. Four fields say where these elements lie:
+    ``stored`` in the bucket's stored buffer, ``in_piece`` in the piece, ``shard_range`` in the whole matrix,
+    and ``momentum_index`` in the parameter's momentum.
 
     ``work`` is the box that the rank orthogonalizes, or None.
     """

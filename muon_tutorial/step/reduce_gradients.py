@@ -22,10 +22,10 @@ from .unreduced_gradient import UnreducedGradient
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average the ranks' gradients, and return the part that this rank stores, flat.
 
-    For ``zero1`` the bucket's gradient route is a reduce_scatter over dp. If slices differ in length, it is a
-    reduce to the rank of each slice, or one all_to_all if they are small. If gradients are already averaged,
-    the route is empty, gradients stay in the model, and the result is None. If ``pack_gradients`` has packed
-    the gradients already, pass them as ``flat``. All ranks of the grid must run it.
+    For ``zero1`` the bucket's gradient route is a reduce_scatter over dp or, if slices differ in length, a
+    reduce to the rank of each slice (one all_to_all if the slices are small). If gradients are already
+    averaged, the route is empty, gradients stay in the model, and the result is None. If ``pack_gradients``
+    has packed the gradients already, pass them as ``flat``. All ranks of the grid must run it.
     """
     if not bucket.plan.gradient.hops:
         return None
@@ -50,8 +50,8 @@ def stored_gradient(
 ) -> Tensor:
     """Return this rank's part of a matrix's averaged gradient, flat; zeros if there is no gradient.
 
-    ``flat`` is the result of phase 1. If it is None, the gradient is read from the model and multiplied by
-    ``scale``. Without ``scale``, the result may share the gradient's memory.
+    ``flat`` is the result of phase 1. If ``flat`` is None, the gradient is read from the model and multiplied
+    by ``scale``. Without ``scale``, the result may share the gradient's memory.
     """
     if flat is not None:
         return flat[matrix.stored]

@@ -39,7 +39,7 @@ class AloneStep:
         if fingerprint.error is not None:
             raise fingerprint.error
         return
-        yield  # makes this a generator; it makes no request
+        yield  # never reached, but makes this function a generator
 
     def step(self) -> Walk:
         """Take one optimizer step, group by group."""
@@ -56,7 +56,7 @@ class AloneStep:
                 for param in present:
                     self._step_parts(param, parts, transposed, group)
         return
-        yield  # makes this a generator; it makes no request
+        yield  # never reached, but makes this function a generator
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
         """Step parameters that are one matrix each. Neighbours of equal shape are stepped together."""

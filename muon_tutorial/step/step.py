@@ -99,7 +99,7 @@ class PlanStep:
         self.present, self.scale, self.sent_early = None, None, False
 
     def readied_gradient(self, index: int) -> Tensor:
-        """Return this rank's part of a bucket's averaged gradients, flat. Do not write to it."""
+        """Return this rank's part of a bucket's averaged gradients, flat; do not write to the result."""
         if index in self.readied:
             return self.readied[index]
         bucket = next(it for it in self.buckets if it.plan.index == index)

@@ -1,8 +1,8 @@
 """Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed.
 
 Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
-on every rank. The step would be wrong, without any error. A loop that computes each gradient's norm may clip
-by it or only log it, so the loop gets a warning, not an error.
+on every rank, and the step would be wrong without any error. A loop that computes each gradient's norm may
+clip by it or only log it, so the loop gets a warning, not an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NORMS = frozenset({Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.mat
 
 
 class UnreducedGradient(Tensor):
-    """A gradient that is not averaged over dp yet. It is an ordinary tensor, but it refuses clipping."""
+    """A gradient that is not averaged over dp yet: an ordinary tensor, except that it refuses clipping."""
 
     @classmethod
     def __torch_function__(
@@ -68,11 +68,11 @@ class UnreducedGradient(Tensor):
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
     """Mark every gradient that ``backward()`` produces for these parameters, as long as ``owner`` lives.
 
-    It returns handles, with which the hooks can be removed earlier.
+    Returns handles, with which the hooks can be removed earlier.
     """
 
     def mark(_: int, param: Tensor) -> None:
-        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses other kinds
+        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # steps refuse other kinds
             param.grad = param.grad.as_subclass(UnreducedGradient)
 
     return hook_gradients(params, mark, owner)
@@ -82,13 +82,13 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
     """As long as ``owner`` lives, call ``hook(index, parameter)`` when ``backward()`` has produced a
     gradient.
 
-    Frozen parameters get the hook, too, because they may be unfrozen before the next ``backward()``. It
-    returns handles, with which the hooks can be removed earlier.
+    Frozen parameters get the hook, too, because they may be unfrozen before the next ``backward()``. Returns
+    handles, with which the hooks can be removed earlier.
     """
     handles: list[Any] = []
     for index, param in enumerate(params):
         if param.is_leaf and (param.is_floating_point() or param.is_complex()):
-            trains = param.requires_grad  # a hook can be registered only while this is True
+            trains = param.requires_grad  # a hook can be registered only while requires_grad is True
             try:
                 param.requires_grad_(True)
                 handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))

@@ -65,7 +65,7 @@ _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
 )
-"""A machine without costs. It serves only to find a rank's bytes and messages in Gloo's collectives."""
+"""A machine without costs, which serves only to find a rank's bytes and messages in Gloo's collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,7 @@ class GlooSample:
 def calibrate(limit: float = 28.0) -> Machine:
     """Measure this machine, with one thread per rank, in at most ``limit`` seconds.
 
-    Nothing else should run meanwhile. If something does, the result's ``sources["busy"]`` describes the
-    signs.
+    Nothing else should run meanwhile. The result's ``sources["busy"]`` describes any signs of other work.
 
     Raises:
         UsageError: the machine is too busy to be measured in that time.
@@ -175,7 +174,7 @@ def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 
 
 
 def average_machines(one: Machine, other: Machine) -> Machine:
-    """The mean of two calibrations of a machine, number by number. For bandwidths it is the harmonic mean."""
+    """The mean of two calibrations of a machine, number by number; the harmonic mean for bandwidths."""
 
     def rates(first: Rates, second: Rates) -> Rates:
         return tuple(
@@ -316,8 +315,8 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
-    """Time rounds of a collective. Before each, the ranks write other data (together ``SWEPT`` bytes), so
-    that their caches are cold, as in a step. A barrier would not align the ranks any better."""
+    """Time rounds of a collective. Before each round, the ranks write other data (together ``SWEPT`` bytes),
+    so that their caches are cold, as in a step. A barrier would not align the ranks any better."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -429,7 +428,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """Median seconds of runs that fill ``at_least`` seconds. There are five or more, unless runs are slow."""
+    """Median seconds of runs that fill ``at_least`` seconds: five runs or more, unless they are slow."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

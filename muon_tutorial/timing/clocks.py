@@ -1,12 +1,12 @@
 """Keeps a clock for every rank of a grid over the rounds of a step, to find out how long ranks wait.
 
 ``rank_walks`` gives the turns of each kind of rank. A turn is a rank's computation until its next request,
-together with this request. Here all ranks take the same turn together, in the order of rounds. A collective
-begins when the last rank of its group has asked, the group's previous collective is done, and its links are
-free. Ranks with the same turns in all rounds share a clock: they are one position. Several speeds of the
-links are computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one link
-run one after the other, not side by side. Ranks that share cores are slowed all the time. Gloo's exchanges
-begin when all ranks have asked.
+together with this request. All ranks take the same turn together, in the order of rounds. A collective begins
+when the last rank of its group has asked, the group's previous collective is done, and its links are free.
+Ranks with the same turns in all rounds share a clock: they are one position. Several speeds of the links are
+computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one link run one after
+the other, not side by side. Ranks that share cores are slow in every turn. Gloo's exchanges begin when all
+ranks have asked.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ AS_IT_IS = Speed()
 class Timed:
     """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a rank.
 
-    One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others`` seconds for
-    slower ranks, and ``exposed`` seconds for bytes.
+    One rank is watched at the first speed: it ended at ``ended``, after waiting ``others`` seconds for slower
+    ranks and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]
@@ -175,14 +175,14 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> Non
         last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
     task.asked, task.done = clocks.watch(last), done
     for key in keys:
-        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` is later anyway
+        before = None if turn.asks is None else clocks.free.get(key)  # if all ranks ask, ``done`` is later
         clocks.free[key] = done if before is None else np.maximum(before, done)
 
 
 def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn]:
     """The turns of a round's buckets. Each bucket runs until it must wait for the others (``meets``)."""
     held: list[Any] = [0.0] * len(buckets)
-    total: Any = 0.0  # the sum of held: whole bytes, so sums and differences are exact
+    total: Any = 0.0  # the sum of ``held``; exact, because bytes are whole numbers
     going = {place: iter(tables.turns(one)) for place, one in enumerate(buckets)}
     while going:
         for place, turns in list(going.items()):

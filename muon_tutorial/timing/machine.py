@@ -1,6 +1,6 @@
 """A machine: how fast it multiplies, copies and sends, as a small file that you can read and edit.
 
-Rates are tables by size, because small matrices and short copies are slower. Between two sizes they are
+Rates are tables by size, because small matrices and short copies are slower. Between two sizes, rates are
 interpolated linearly in logarithms; outside, the rate of the nearest size is used.
 """
 
@@ -39,8 +39,8 @@ class Link:
 
     ``shared``: all ranks share one bus, such as a network namespace's loopback; otherwise every rank has its
     own link. While no rank sends, a bus collects credit, at most ``burst`` bytes (a token bucket's size);
-    bytes sent on credit take no time. A ``duplex`` link has its bandwidth in each direction. Otherwise both
-    directions share it, as on a loopback, where one thread of a rank sends and receives.
+    bytes sent on credit take no time. A ``duplex`` link has its bandwidth in each direction. On other links
+    both directions share the bandwidth, as on a loopback, where one thread of a rank sends and receives.
     """
 
     bandwidth: float
@@ -139,7 +139,7 @@ def read_json(path: str | Path, what: str) -> Any:
     """The content of a JSON file; error messages refer to the file as ``what``.
 
     Raises:
-        UsageError: it is too large, not JSON, or not a plain file (a pipe or a device, for example).
+        UsageError: the file is too large, not JSON, or not a plain file (such as a pipe or a device).
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -164,7 +164,7 @@ def read_machine(path: str | Path) -> Machine:
     """Read a machine's file.
 
     Raises:
-        UsageError: it cannot be read, lacks a number, or has an impossible number.
+        UsageError: the file cannot be read, lacks a number, or has an impossible number.
     """
     held = read_json(path, f"the machine {path}")
     try:

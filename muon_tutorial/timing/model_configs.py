@@ -98,8 +98,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """Model types that are read without transformers, besides ``gpt2``, whose keys have other names."""
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
-"""Model types with the layout of another type. For Kimi K2, the model card says that it is DeepSeek-V3's
-layout."""
+"""Model types with the layout of another type. Kimi K2's model card says that its layout is DeepSeek-V3's."""
 
 MODEL_TYPES = tuple(sorted({"gpt2", *ARCHITECTURES, *SAME_AS}))
 

@@ -1,6 +1,6 @@
 """A model as the planner sees it: its families of equal matrices, and the matrices of one pipeline stage.
 
-Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read them from
+Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read models from
 configuration files and modules.
 """
 
@@ -211,7 +211,7 @@ def check_grid(shape: ModelShape, *, tp: int, ep: int, pp: int) -> None:
     ``SelfAttention.get_query_key_value_tensors``).
 
     Raises:
-        GridError: it cannot be cut.
+        GridError: the model cannot be cut over this grid.
     """
     Grid.of(tp=tp, ep=ep, pp=pp)
     stage_layers(shape, pp)

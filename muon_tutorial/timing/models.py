@@ -33,8 +33,8 @@ def find_model(name: str) -> ModelShape:
 
     ``name`` is one of ``public_names()``, a ``config.json`` as Hugging Face's libraries write it, a folder
     with one, or ``module:function``. The function takes no arguments and returns an ``nn.Module``. It is
-    called with the meta device as default, so that a model of any size takes no memory; if it uses another
-    device, the sizes are the same. Its output goes to standard error.
+    called with the meta device as default, so that a model of any size takes no memory; a function that uses
+    another device gives the same sizes. What the function prints goes to standard error.
 
     Raises:
         UsageError: there is no such model, or it cannot be read; the error says why in one line.

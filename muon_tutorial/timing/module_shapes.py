@@ -1,7 +1,7 @@
 """Reads a model's shape from its module. ``split_parameters`` finds the hidden matrices.
 
-Only names and shapes are read, so a module on the meta device is enough. If they show that a weight
-holds several matrices, these matrices are counted separately, so that a module and its config give the same
+Only names and shapes are read, so a module on the meta device is enough. If names and shapes show that a
+weight holds several matrices, these are counted separately, so that a module and its config give the same
 plan; a note names such weights. This module does not guess how tensor parallelism would cut.
 """
 

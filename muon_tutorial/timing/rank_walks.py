@@ -2,7 +2,7 @@
 
 Two positions of a bucket's group are of one kind if they work on matrices of the same shapes, hold the same
 part of each, and send pieces to owners in the same relative positions. One rank of each kind is walked on the
-meta device. Its turns are stored, and used again for later buckets of the same form.
+meta device. The turns of this rank are stored, and used again for later buckets of the same form.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
 
     A trace may come from another bucket, whose roots were ``traced``; this bucket's ``roots`` are in the same
-    order. All are positions along dp.
+    order. Roots are positions along dp.
     """
 
     traces: tuple[Trace, ...]
@@ -266,10 +266,10 @@ class RankWalks:
     def _once(
         self, memory: PeakMemory, work: Work, function: Callable[..., Tensor | None], *given: Any
     ) -> Tensor | None:
-        """Run a function of one matrix. If it ran with equal sizes before, only charge what it did then.
+        """Run a function of one matrix, or only charge what an earlier run with equal sizes cost.
 
-        Newton–Schulz is charged as one sum, and is one step on a tape. If there is a tape, every call of
-        another function is run.
+        Newton–Schulz is charged as one sum, and is one step on a tape. With a tape, other functions always
+        run, so that the tape notes their operations.
         """
         in_one, tape = function is zeropower_via_newtonschulz, work.tape
         if tape is not None:
@@ -449,7 +449,7 @@ class RankWalks:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
 
         If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length go
-        onto tapes. Once three show linear sizes, ``tapes`` computes the sizes of further walks.
+        onto tapes. Once three walks show linear sizes, ``tapes`` computes the sizes of further walks.
         """
         tape = lines = None
         if self.machine.cores is None and len(bucket.entries) == 1 and 1 < len(slices) < at.size("dp"):
@@ -476,9 +476,9 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        A label is a sum of random numbers. For each matrix, a position gets up to three: one if it works on
-        the matrix, one if it shares a group along the matrix's cuts with the matrix's first worker, and one
-        for the shape of its part. So equal labels mean equal work.
+        A label is a sum of random numbers. For each matrix, a position gets up to three random numbers: one
+        if it works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
+        worker, and one for the shape of its part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)
@@ -528,7 +528,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Number the positions along each axis. Those with equal signs in all buckets get the same number."""
+    """Number the positions along each axis; equal signs in all buckets give the same number."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 

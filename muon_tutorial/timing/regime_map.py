@@ -1,7 +1,7 @@
 """Finds and draws which strategy is the fastest, for several numbers of ranks and bandwidths.
 
-A column is planned once. Its rows only change the speed of the links, and take almost no time.
-All seconds are predictions from a machine's file.
+A column is planned once; its rows only change the speed of the links, which takes almost no time. All seconds
+are predictions from a machine's file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Regime:
     """The winner on ``ranks`` ranks with links ``factor`` times as fast; None if no strategy fits.
 
     ``over_adamw``: seconds of the winner's step over seconds of AdamW's step, minus 1. Below zero, the winner
-    is faster. ``over_ddp`` compares with AdamW under DDP instead. It is None if FSDP2 cuts parameters.
+    is faster. ``over_ddp`` compares with AdamW under DDP; None if FSDP2 cuts parameters.
     """
 
     ranks: int

@@ -102,11 +102,11 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 class StepEstimate:
     """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
-    Muon's own seconds are the sum of four. ``product``: the matrix products of Newton–Schulz. ``copy``: all
-    other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
-    ``reduction``: the seconds that averaging gradients adds if backward hides none of it. These are seconds
-    of the step's own reduce_scatter or, if a strategy expects averaged gradients, of DDP's all_reduce or
-    FSDP2's reduce_scatter and all_reduce between replicas. AdamW needs the averages, too.
+    Muon's own seconds have four parts. ``product``: the matrix products of Newton–Schulz. ``copy``: all other
+    computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
+    ``reduction``: the seconds of averaging gradients, as AdamW needs, too, if backward hides none of them: of
+    the step's own reduce_scatter or, if a strategy expects averaged gradients, of DDP's all_reduce or FSDP2's
+    reduce_scatter and all_reduce between replicas.
 
     ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
     share among the positions of the plan's group. ``shares``: the rank's work, relative to an even share
@@ -179,7 +179,7 @@ def estimate(
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid.
 
-    ``walks``: earlier walks for the same machine, to use again. By default, they are new.
+    ``walks``: earlier walks for the same machine, to use again.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     beside = min(machine.ranks_per_node, grid.world_size) - 1
@@ -216,7 +216,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 
     @cache
     def at_factor(factor: float) -> float:
-        if factor not in clocked:  # whoever asks for half the speed often asks for twice the speed, too
+        if factor not in clocked:  # after half the speed, twice the speed is often asked for
             speeds = Speed(factor), Speed(1 / factor)
             clocked.update(zip((factor, 1 / factor), run_clocks(walked, speeds, window).seconds, strict=True))
         speed = Speed(factor)

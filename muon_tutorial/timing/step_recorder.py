@@ -1,6 +1,6 @@
 """Records a real step of one rank, cheaply enough that the step does not get slower.
 
-It uses no profiler: a live world's observers tell when a request was issued, done and answered, and
+No profiler runs: a live world's observers tell when a request was issued, done and answered, and
 Newton–Schulz's functions are replaced by functions that also note begin and end. The ranks of a machine share
 its monotonic clock, so the notes of all ranks become one ``StepTimeline``.
 """
@@ -74,7 +74,7 @@ class RankNotes:
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """Notes one rank's steps, each in a ``with`` block. It is an observer for a live world.
+    """An observer for a live world that notes one rank's steps, each in a ``with`` block.
 
     recorder = StepRecorder(world.at.rank)
     world.observers.append(recorder)

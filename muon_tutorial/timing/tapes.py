@@ -22,8 +22,8 @@ from ..evidence.memory import PeakMemory
 
 class Asked(NamedTuple):
     """A step that makes a request. The tape holds the request's sizes: elements sent and received and, if
-    ``splits``, those exchanged with any other position and with each slice's. ``root``: the number of the
-    root's slice.
+    ``splits``, the elements exchanged with a rank without a slice and with the rank of each slice. ``root``:
+    the number of the root's slice.
     """
 
     kind: Kind
@@ -121,7 +121,7 @@ class Lines:
     slopes: np.ndarray | None = None
 
     def add(self, tape: Tape) -> None:
-        """Add a walk's tape. With the third, check whether all sizes are linear."""
+        """Add a walk's tape. With the third tape, check whether all sizes are linear."""
         if any(tape.first == other.first for other in self.tapes):
             return
         self.tapes.append(tape)

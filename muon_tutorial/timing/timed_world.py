@@ -38,8 +38,7 @@ _INSTANT = 1e-12
 class Span:
     """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
 
-    ``label`` names the request that the rank waits for. If it waits for none, ``label`` names its last
-    request.
+    ``label`` names the request that the rank waits for, or the rank's last request if it does not wait.
     """
 
     rank: int

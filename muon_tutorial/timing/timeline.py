@@ -30,9 +30,9 @@ class RankFlight(CollectiveOfRank):
     """A collective on one rank: its times, in seconds since all ranks started, and its bytes.
 
     ``issued``: when the rank had made the request. ``begin``: when the last member of ``group`` had made its
-    request. ``end``: when the rank's part was done. If a rank exchanges messages with only some others, this
-    may be before the last member's request; then ``begin`` equals ``end``. ``answered``: when the rank had
-    the answer. ``payload``: bytes that it handed over; ``ring``: bytes that it would send on a ring.
+    request. ``end``: when the rank's part was done. If a rank exchanges messages with only some others,
+    ``end`` may precede the last member's request; then ``begin`` equals ``end``. ``answered``: when the rank
+    had the answer. ``payload``: bytes that it handed over; ``ring``: bytes that it would send on a ring.
     """
 
     issued: float

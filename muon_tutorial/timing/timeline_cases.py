@@ -88,7 +88,7 @@ def bytes_of(rate: str) -> float:
     """Bytes per second of a rate in the notation of Linux's ``tc``.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: the rate has another form.
 
     >>> bytes_of("200mbit")
     25000000.0

@@ -1,7 +1,7 @@
 """Gets a model's shape from transformers, which builds it on the meta device, where weights take no memory.
 
-transformers is optional. It is imported only here, and only if ``model_configs`` cannot read a type by hand,
-because the import takes seconds. Code that comes with a config (``auto_map``) is not run.
+transformers is optional, and its import takes seconds, so it is imported only here, and only if
+``model_configs`` cannot read a type by hand. Code that comes with a config (``auto_map``) is not run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ MOST_LAYERS = 10_000
 def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, where: str) -> ModelShape:
     """The shape of the model that transformers builds from a config; ``where`` names the file in errors.
 
-    It builds the class that ``architectures`` names, if there is one. Tensor parallelism cuts as the class's
-    own ``tp_plan`` says. If the config does not say how wide or deep the model is, a note names the default.
+    This builds the class that the config's ``architectures`` names, if it names one. Tensor parallelism cuts
+    as the class's own ``tp_plan`` says. If the config does not say how wide or deep the model is, a note
+    names the default.
 
     Raises:
         UsageError: transformers is not installed, does not know the type, or cannot build the model.
@@ -73,7 +74,7 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
 
 
 def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:
-    """The model that ``architectures`` names, or a language model, or one without a head, in this order."""
+    """The model that ``architectures`` names; else a language model; else a model without a head."""
     for named in held.get("architectures") or ():
         found = getattr(library, str(named), None)
         if isinstance(found, type) and issubclass(found, library.PreTrainedModel):

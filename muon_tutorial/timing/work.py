@@ -34,9 +34,9 @@ class Work(CountingMode):
     at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of
     new tensors, ``tape`` notes the bytes that operations read and write, and ``charged`` lists all charges.
 
-    On a core, each operation also costs ``machine.operation``. On a GPU, the host starts an operation while
-    the GPU still executes an earlier one. So only the time by which ``machine.operation`` exceeds the
-    execution is counted. There, a view or a mark costs nothing.
+    On a core, each operation also costs ``machine.operation``. On a GPU, a view or a mark costs nothing, and
+    the host starts an operation while the GPU still executes an earlier one, so only the time by which
+    ``machine.operation`` exceeds the execution is counted.
     """
 
     machine: Machine
@@ -76,7 +76,7 @@ class Work(CountingMode):
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.charge(executes, self._start(executes))
             if self.tape is not None:
-                self.tape.note(object())  # equals no other step, so no two such tapes match
+                self.tape.note(object())  # an object equals no other step, so no two such tapes match
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
@@ -134,8 +134,8 @@ def _kind_of(func: Any) -> _Kind:
 def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operation that does not write to its arguments.
 
-    For the operations known here it does not call PyTorch's meta kernels, which take up to a millisecond.
-    Those written in Python even import PyTorch's compiler.
+    For the operations known here, this does not call PyTorch's meta kernels, which take up to a millisecond
+    or, if written in Python, even import PyTorch's compiler.
     """
     is_joined, is_cat = kind.name in ("cat", "stack"), kind.name == "cat"
     tensors = list(tensors_in(args[0] if is_joined else args))

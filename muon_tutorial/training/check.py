@@ -3,13 +3,13 @@
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
 rank. Then ``torch.optim.Muon`` and ``torch.optim.AdamW`` take the same step in a single process, and every
 rank compares its parameters with theirs, bit by bit: no strategy may change the numbers. The exception is
-``gram``. There, a matrix that stays cut is compared with the Gram form in one process, within a stated bound.
+``gram``, where a matrix that stays cut is compared with the Gram form in one process, within a stated bound.
 
 The reduced gradients are compared with a bound, too, because a reduction may add the ranks' gradients in any
-order. A mean of D numbers always takes D−1 additions and one division. Each has a relative rounding
-error of at most u (2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D
-with γ = D·u / (1 − D·u). We add D times the smallest positive number, because rounding errors of numbers near
-zero are not relative.
+order. A mean of D numbers always takes D−1 additions and one division. Each of these operations has a
+relative rounding error of at most u (2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact
+mean| ≤ γ·Σ|gᵢ|/D with γ = D·u / (1 − D·u). We add D times the smallest positive number, because rounding
+errors of numbers near zero are not relative.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Snapshot:
     """Single-process optimizers with copies of everything that the coming step uses.
 
     ``muon`` and ``adamw`` hold full-size copies, in the order of the job's own optimizer. ``gram`` has an
-    optimizer for each matrix that stays cut, by the matrix's index in that order; ``before`` has the matrix's
-    value before the step. ``gradient_error`` is in units of its bound. ``seen`` audits the step.
+    optimizer for each matrix that stays cut, by the matrix's index; ``before`` has the matrix's value before
+    the step. ``gradient_error`` is in units of its bound. ``seen`` audits the step.
     """
 
     muon: torch.optim.Optimizer

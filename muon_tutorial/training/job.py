@@ -112,7 +112,7 @@ def _earlier_records(
 ) -> list[StepRecord]:
     """The records of the steps before ``saving.begin``. Later records are removed from the file.
 
-    If the machine crashed, some of these records may be lost. The run continues, and prints a line about it.
+    After a crash of the machine, some records may be missing; then a line is printed, and the run continues.
     """
     begin = 0 if saving is None else saving.begin or 0
     found = folder.records(name)
@@ -143,7 +143,7 @@ def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OnePro
 
 
 def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str, Any]:
-    """The result as plain data, for ``result.json`` and ``--json``. Its steps are in ``metrics.jsonl``."""
+    """The result as plain data, for ``result.json`` and ``--json``; the steps are in ``metrics.jsonl``."""
     data = _plain(result)
     if beside is not None:
         data["beside_one_process"] = {**_plain(beside.result), "largest_gap": beside.largest_gap}

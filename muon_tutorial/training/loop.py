@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Average gradients, then step. Return the seconds of both and, if ``checked``, the check's verdict."""
+    """Average gradients and step; return how long that took and, if ``checked``, the check's verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))

@@ -49,9 +49,9 @@ class CheckVerdict:
     ``differing``: the number of parameter elements, over all ranks, that differ from the single-process
     optimizers' results with the same gradients; ``largest_difference`` is the largest difference.
     ``gradient_error``: the largest error of an element of the reduced gradients, in units of its bound.
-    Matrices that stay cut under ``gram`` are not in ``differing``. Instead, ``cut_error`` is the largest
-    distance of such a matrix from the single-process result in the Gram form, in units of its bound.
-    ``audit``: the report of the step's audit, on one line; ``is_muon``: whether it found no fault.
+    Matrices that stay cut under ``gram`` do not count in ``differing``; ``cut_error`` is their largest
+    distance from the single-process result in the Gram form, in units of its bound. ``audit``: the report of
+    the step's audit, on one line; ``is_muon``: whether it found no fault.
     """
 
     step: int
@@ -96,7 +96,7 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds of this launch's steps. The first (a warm-up) does not count if there are others.
+        """Median seconds of this launch's steps, without the first step (a warm-up) if there are others.
 
         The median is None if no step was left to take.
         """

@@ -65,7 +65,7 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
     if not verdict.passed:
         return (
             f"FAILED at step {verdict.step + 1}: {verdict.differing:,} parameter elements differ from the "
-            f"single-process optimizers', by up to {verdict.largest_difference:.2g}; "
+            f"single-process optimizers' results, by up to {verdict.largest_difference:.2g}; "
             f"the reduced gradient's error is {verdict.gradient_error:.2g} of its bound{_of_cut(verdict)}"
         )
     reduction = f"; the reduced gradient is within {verdict.gradient_error:.2f} of its rounding bound"

@@ -42,7 +42,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """Make the folder with ``settings.json`` in it, in one atomic step. It may exist if it is empty.
+        """Make the folder with ``settings.json`` in it, in one atomic step. An empty folder may be there
+        already.
 
         Raises:
             RunFolderError: the path cannot be written, or already holds something.

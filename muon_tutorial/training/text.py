@@ -1,8 +1,8 @@
 """The training text: bytes that every machine has, and the batches cut from them.
 
 The default text is the source code of Python's own standard library, in sorted order, so a run needs no
-download. It differs between Python versions, so its size and SHA-256 are part of every run's report.
-Batches depend only on the seed and the step, not on the grid; each rank then takes its slice.
+download. That code differs between Python versions, so every run's report has its size and SHA-256. Batches
+depend only on the seed and the step, not on the grid; each rank then takes its slice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# These hold installed packages, tests and tables of data. The rest is code that people wrote.
+# Folders with installed packages, tests and tables of data. The others hold code that people wrote.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )

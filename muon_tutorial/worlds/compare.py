@@ -36,8 +36,8 @@ def check_same(
 ) -> tuple[T, list[str]]:
     """Make a plan and lines about it, and compare these over a group. All ranks of the group must call it.
 
-    ``agreed`` are lines that all ranks have compared before. If this plan's lines are equal to them, nothing
-    is compared.
+    ``agreed`` are lines that all ranks have compared before. If this plan's lines are equal to ``agreed``,
+    nothing is compared.
 
     Raises:
         TutorialError: the error that ``make`` raised on this rank.

@@ -1,4 +1,4 @@
-"""The world of real processes. It answers requests through torch.distributed, on Gloo or NCCL.
+"""The world of real processes, which answers requests through torch.distributed, on Gloo or NCCL.
 
 Only this module moves data between processes, and only it knows how backends differ.
 """
@@ -81,7 +81,7 @@ def build_mesh(
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
     """Make a ``DeviceMesh`` of process groups that share only this rank. The groups are its axes, in order.
 
-    All ranks that the groups connect must call it. They learn all positions by one exchange per group.
+    All ranks that the groups connect must call it; one exchange per group tells them all positions.
 
     Raises:
         GridError: this rank is not in a group, or the groups do not form a grid.
@@ -120,7 +120,7 @@ def global_rank() -> int:
 
 
 def count_processes() -> int:
-    """Return the number of processes. Before the process group exists, it is read from ``WORLD_SIZE``."""
+    """Return the number of processes, from ``WORLD_SIZE`` as long as there is no process group."""
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -160,8 +160,8 @@ class LiveWorld:
 
     ``observers`` are called with each request just before it is issued. An observer may return a function,
     which is then called at later moments of the request: ``issued`` (the call has returned), ``done`` (the
-    backend has finished) and, if the rank does not wait immediately, ``waiting`` and ``answered``. For
-    ``done`` it is called in another thread, or never, because some backends do not report it.
+    backend has finished) and, if the rank does not wait immediately, ``waiting`` and ``answered``. The call
+    for ``done`` comes in another thread, or never, because some calls do not report their end.
     """
 
     mesh: DeviceMesh
@@ -388,7 +388,7 @@ def _call_backend(
 
 
 _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""The number of each group's last exchange. It gives every exchange its own tag."""
+"""The number of each group's last exchange, from which every exchange gets its own tag."""
 
 
 def _send_and_receive(

@@ -154,7 +154,7 @@ class LocalWorld:
     def advance(self, group: tuple[int, ...] | None = None) -> Event | None:
         """Answer one collective of ``group``, or of the group that ``pick`` chooses.
 
-        It returns None when every rank has ended.
+        Returns None when every rank has ended.
 
         Raises:
             UsageError: the group is not ready.

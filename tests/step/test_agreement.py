@@ -50,7 +50,7 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
     ranks = seated(GRID, strategy)
     ranks.give(next(whole_gradients(UNEVEN)))
     ranks.params[3][index].grad = None
-    said = f"parameter {index} is missing on rank 3, but there on rank 2 of the same tp group"
+    said = f"parameter {index} is missing on rank 3, but not on rank 2 of the same tp group"
     with pytest.raises(GradientError, match=said):
         ranks.step()
     assert_own_parts(ranks.params, whole_matrices(UNEVEN), UNEVEN, GRID)

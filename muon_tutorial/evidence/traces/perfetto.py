@@ -1,7 +1,7 @@
 """Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
-Each rank becomes a process, and so does each rank's GPU. Above the threads that the profiler saw are our own
-tracks. One shows where the time goes. The others show collectives, which never overlap within a track.
+Each rank becomes a process, and so does each rank's GPU. Our own tracks come above the profiler's threads:
+first where the time goes, then collectives, which never overlap within a track.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """

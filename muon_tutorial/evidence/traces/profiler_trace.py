@@ -2,7 +2,7 @@
 
 One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
 track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
-annotation on the CPU's track. Only the kernel does the work. The reader counts each collective once. It
+annotation on the CPU's track. Only the kernel does the work. The reader counts each collective once, and
 measures the time in which at least one event ran. It can also sum durations by name, to show how wrong such a
 sum is.
 

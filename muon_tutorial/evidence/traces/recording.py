@@ -59,8 +59,8 @@ class RankRecorder:
     It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
     Some collectives are not requested from one of our worlds, such as those of PyTorch's tensor parallelism.
-    The profiler does not record their group. ``others`` are the ranks of this group. Without ``others``, the
-    time of such collectives cannot be split into transfer and waiting.
+    The profiler does not record their group, so ``others`` names its ranks. Without ``others``, the time of
+    such collectives cannot be split into transfer and waiting.
     """
 
     rank: int
@@ -145,7 +145,7 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """The time at which the backend reported a request's end or, without a report, the rank continued."""
+    """The time when the backend reported a request's end; without a report, when the rank went on."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 

@@ -1,9 +1,9 @@
 """Splits the wall time of each rank into computing, communicating, waiting and neither.
 
 One clock for all ranks makes it possible to distinguish transfer from waiting, because a collective cannot
-move anything before the last member of its group has requested it. Until then a rank waits for that member,
-although its kernel or its call is already running; after that, communication is in progress. All records are
-plain data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
+move anything before the last member of its group has requested it. Before that request, a rank waits for the
+last member, although its own kernel or call is already running; after it, the rank communicates. All records
+are plain data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
 """
 
 from __future__ import annotations
