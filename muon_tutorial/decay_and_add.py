@@ -1,4 +1,4 @@
-"""Decays a matrix or a part of it, and steps against an update; a part gets the whole matrix's bits.
+"""Decays a matrix or a part of it, and steps against an update, with the same bits either way.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
 call it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,

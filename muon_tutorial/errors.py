@@ -11,7 +11,7 @@
     │   ├── CheckpointError     a checkpoint that cannot be written or read, or does not fit
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
-    │   └── NotFiniteError      they hold NaN or infinity, or their sum would
+    │   └── NotFiniteError      gradients, or their sum, are NaN or infinite
     ├── TrainingError           a training run whose loss is no longer finite
     ├── RequestError            ranks asked for collectives that cannot be answered
     │   ├── MismatchError       members of one group asked, or would step, differently
@@ -64,7 +64,7 @@ class TraceError(UsageError):
 class CheckpointError(UsageError):
     """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks.
 
-    ``rank`` is the rank where that happened, if it is not the rank that raises.
+    ``rank`` is the rank that failed, if another rank raises the error.
     """
 
     def __init__(self, report: str, rank: int | None = None) -> None:

@@ -90,8 +90,8 @@ def zeropower_via_newtonschulz(
 def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Tensor:
     """``X ← aX + (bA + cA²)X`` with ``A = XXᵀ``, for every triple. X is (s, l), the shorter side first.
 
-    From the second step on, each product is written into the memory of a product that is no longer needed.
-    That does not change the bits.
+    From the second step on, each product is written into the memory of a product that is no longer needed,
+    which does not change the bits.
     """
     tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)

@@ -106,7 +106,7 @@ class CallbackStep:
         )
 
     averages = False
-    """Whether the step averages gradients. This step does not: the user has averaged them."""
+    """Always False: the user has averaged the gradients."""
 
     def step(self) -> Walk:
         """Take one optimizer step, after ``agree`` or ``trust``. All ranks must run it."""

@@ -24,10 +24,11 @@ class DistributedConfig:
             on all other ranks.
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor`` gets the plain update in bfloat16 on
             ``src_rank``, and None on all other ranks. It returns this rank's part of the update.
-        state: what the functions need. Each call gets a fresh copy of it that also contains ``param_idx``,
-            ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
-            ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
-            the process group of the ranks that share parameters. By default, all ranks share parameters.
+        state: what the functions need. Each call gets a fresh copy of ``state`` that also contains
+            ``param_idx``, ``full_shape`` (None if it is not known), ``local_shape``, the parameter's
+            ``dtype``, and ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under
+            ``"agree_group"`` you may give the process group of the ranks that share parameters. By default,
+            all ranks share parameters.
         async_gpu_parallelism: whether owners work at the same time. False is for debugging: parameters are
             stepped one after the other.
         prefetch_count: how many parameters (or buckets of parameters) are gathered ahead.

@@ -1,6 +1,6 @@
 """Helpers that make a ``DistributedConfig`` from process groups, from a DeviceMesh or for DTensors.
 
-You can call the functions of such a config one by one. The optimizer runs a plan in their place.
+You can call the functions of such a config one by one, but the optimizer runs a plan in their place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
 from .helper_functions import HelperFunctions
 
-# Names of mesh dimensions with the same meaning. The key is the name of the axis in the plan.
+# Names of mesh dimensions with the same meaning, by the name of their axis in the plan.
 ROLES = {
     "fsdp": ("fsdp", "dp_shard", "shard"),
     "tp": ("tp",),
@@ -52,7 +52,7 @@ def create_processgroup_config(
     placements say how it is cut. The groups of a DTensor's mesh dimensions must be among the given groups.
 
     Parameters that are the same on all ranks of ``ep_pg``, such as a router, need another optimizer whose
-    config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.
+    config has that group as ``dp_pg``, or each of these ranks would orthogonalize them.
 
     Args:
         tp_dim: as in ``Muon``. If some parameters are DTensors, a single number is ignored, because PyTorch
@@ -103,8 +103,8 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
 
     Parameters may lie on several meshes. Plain parameters among them are assumed to be the same on all ranks
     of the largest mesh, and these ranks share the work on them. Placements do not show the replicas that DDP
-    makes of a tensor-parallel module, so all replicas would do the same work. In that case, use
-    ``create_devicemesh_config``.
+    makes of a tensor-parallel module: use ``create_devicemesh_config``, or all replicas would do the same
+    work.
 
     Raises:
         StrategyError: a placement is partial. Raised when the optimizer is made, not by this function.

@@ -42,8 +42,9 @@ class HelperFunctions:
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
-        The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So they
-        count the work on an earlier mesh only if all of them are on that mesh, too, and know its owners.
+        The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
+        on an earlier mesh counts only if all ranks of the new mesh are on the earlier one, and know its
+        owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

@@ -2,9 +2,9 @@
 
 The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
 tensor is saved at its full size, cut into the boxes that ranks held. A load may cut the tensor differently,
-and any tool of that library can read the folder. The tensors are:
+and PyTorch's tools can read the folder, too. The tensors are:
 
-- ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's name for it, without the
+- ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's own name, without the
   prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
 - ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
   parameter; zeros before its first step.
@@ -16,14 +16,14 @@ The files:
 - ``__R_0.distcp``: the boxes that rank R wrote, one after the other, each as ``torch.save`` writes a tensor.
   A box that several ranks hold is written by only one of them.
 - ``extra.pt``: the ``extra`` of the user's call on rank 0, such as a step count or a scheduler's state.
-- ``.metadata``: where the boxes are, as a pickle for that library's tools. This package never reads it.
+- ``.metadata``: where the boxes are, as a pickle for PyTorch's tools. This package never reads ``.metadata``.
 - ``manifest.json``: where the boxes are, and everything else that a load needs to know. ``files``: the size
   and the SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor.
   ``groups``: for each NAME, its state's entries and its hyperparameters, as
   ``{"optimizer": "muon" or "adamw", "state": […], "group": {"lr": …, …}}``. Hyperparameters are saved per
   parameter, so a load may arrange parameters in other groups; hyperparameters that are tensors are saved as
-  numbers. ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``. The
-  file begins with the SHA-256 of its content.
+  numbers. ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``.
+  ``manifest.json`` begins with the SHA-256 of its content.
 
 Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state. Gradients are not saved
 either, even after ``ready_gradients()``: save after ``step()``.

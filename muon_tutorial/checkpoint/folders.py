@@ -5,8 +5,8 @@ checkpoint and the draft are exchanged in one step, if the system can do that (L
 systems). Otherwise the older checkpoint is first renamed to ``.NAME.old-ID``. Readers use that folder as long
 as the target is missing. The next save removes drafts of savers that died.
 
-This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
-knows nothing about formats except that a folder with a manifest is a checkpoint.
+This module assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has
+both). It knows nothing about formats except that a folder with a manifest is a checkpoint.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint. It is renamed first, so that no reader finds half a checkpoint."""
+    """Rename a checkpoint, then remove it, so that no reader finds half a checkpoint."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)

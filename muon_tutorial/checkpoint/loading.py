@@ -39,10 +39,10 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
 
-    Must be called by all ranks of the default process group, or in a single process without a group. Once
-    every rank has read and checked everything, the model's parameters are overwritten in place, and the
-    optimizer's state and hyperparameters are replaced. Before that, nothing changes on any rank. Files may
-    come from an untrusted source: nothing in them is executed.
+    Must be called by all ranks of the default process group, or in a single process without a group. Nothing
+    changes on any rank until every rank has read and checked everything. Then the model's parameters are
+    overwritten in place, and the optimizer's state and hyperparameters are replaced. Files may come from an
+    untrusted source: nothing in them is executed.
 
     Args:
         rename: a function from the model's name of a parameter to the name under which it was saved.
@@ -58,7 +58,7 @@ def load_checkpoint(
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Call ``find`` on rank 0. Load the first undamaged folder that it returns, like ``load_checkpoint``."""
+    """Call ``find`` on rank 0, and load the first undamaged folder that it returns."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -236,7 +236,7 @@ def _read(saved: OpenCheckpoint, targets: LoadTargets) -> dict[str, Any]:
 def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
     """Set the loaded values and state on all ranks, or on none if some rank's optimizer refuses its state.
 
-    If an interrupt or an error stops this halfway, the optimizer refuses to step until a load succeeds.
+    If an interrupt or an error stops the load halfway, the optimizer refuses to step until a load succeeds.
     """
     parts = parts_of(optimizer)
     states = {str(kind): _state_dict(part, targets) for kind, part in parts.items()}

@@ -81,10 +81,10 @@ class CheckpointManager:
 
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
-            wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
-                training may go on, and a thread saves the copy. At most one thread saves at a time: the next
-                save waits for it, and copies into the same memory. Call ``wait()`` before the process group
-                ends, or a function given to ``launch()`` returns.
+            wait: True to return only after the save; False to copy everything to CPU memory, so that training
+                may go on while a thread saves the copy. At most one thread saves at a time: the next save
+                waits for it, and copies into the same memory. Call ``wait()`` before the process group ends,
+                or a function given to ``launch()`` returns.
 
         Returns:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
@@ -144,7 +144,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files, but no flipped bits. ``load`` also notices flipped bits.
+        This notices missing and truncated files; only ``load`` also notices flipped bits.
         """
         return next(filter(self._is_complete, self._newest_first()), None)
 
@@ -182,7 +182,8 @@ class CheckpointManager:
         """Load the newest checkpoint, or the checkpoint of ``step``; returns its ``extra``.
 
         Must be called by all ranks of the default process group; rank 0 looks for the newest checkpoint. If
-        the newest is damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
+        the newest checkpoint is damaged, an older checkpoint is loaded, with a warning. Waits for a save that
+        is in progress.
 
         Raises:
             CheckpointError: there is no checkpoint, or ``load_checkpoint`` refuses it. Nothing has changed.
@@ -250,7 +251,7 @@ class PendingSave:
         """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. The first ``wait()`` on each rank raises it.
+            CheckpointError: nothing was saved. Raised by the first ``wait()`` on each rank.
         """
         if self._saved:
             wait(self._saved)

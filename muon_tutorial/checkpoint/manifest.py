@@ -91,7 +91,7 @@ def from_bytes(data: bytes) -> Manifest:
     """Read what ``to_bytes`` wrote; every byte is checked.
 
     Raises:
-        CheckpointError: it is damaged, has another format, or contradicts itself.
+        CheckpointError: the manifest is damaged, has another format, or contradicts itself.
     """
     start = len(_HEAD) + 64 + len(_BODY)
     body = data[start : len(data) - len(_TAIL)]

@@ -1,6 +1,6 @@
 """Lets ranks decide together: each rank sends its part to rank 0, which decides and sends answers to all.
 
-They communicate through the store that ``init_process_group`` was given, not through collectives. So a
+Ranks communicate through the store that ``init_process_group`` was given, not through collectives. So a
 meeting may run in a thread during training, an error can name the rank that was missing, and the process
 groups still work after an error. A meeting sends only small objects, and knows nothing about checkpoints.
 """
@@ -158,7 +158,7 @@ class Meeting:
         return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
-        """An error in one line. If this package did not raise it, the meeting's name follows."""
+        """An error in one line, with the meeting's name behind an error that is not this package's."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
 
@@ -183,7 +183,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line. It names the class, except for an OSError or an error of this package."""
+    """Say an error in one line, with its class unless it is an OSError or an error of this package."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

@@ -49,8 +49,7 @@ def to_json(what: str, value: Any) -> Any:
     """Return a value in a form that JSON can hold; tuples, sets and dicts with any keys keep their kind.
 
     Raises:
-        CheckpointError: a part of ``value`` is no number, text or container. The message begins with
-            ``what``.
+        CheckpointError: a part is no number, text or container. The error's message begins with ``what``.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -1,6 +1,6 @@
 """Finds which boxes of each parameter, buffer and optimizer state this rank holds, and their names.
 
-It reads parameters, plans and names; it uses no file and does not communicate.
+This module reads parameters, plans and names; it uses no file and does not communicate.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxe
 def _unplanned_boxes(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
     """The boxes of a tensor that is in no plan.
 
-    A DTensor's placements say which these are. A plain tensor is whole, or its attributes say how it was cut
-    by hand over ``tp``. ``DTensor.__create_chunk_list__`` is not used, because in torch 2.13 it returns wrong
-    rows for uneven strided shards (FSDP2 over tensor parallelism).
+    A DTensor's placements say which boxes a rank holds. A plain tensor is whole, or its attributes say how it
+    was cut by hand over ``tp``. ``DTensor.__create_chunk_list__`` is not used, because in torch 2.13 it
+    returns wrong rows for uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
         at = LiveWorld(with_names(tensor.device_mesh)).at

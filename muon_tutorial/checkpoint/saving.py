@@ -43,17 +43,14 @@ def save_checkpoint(
     saved.
 
     The folder is written as a draft and moved into place when it is complete. So the path always holds the
-    new checkpoint or the previous content, even if ranks are killed during the save; you can then call this
-    function again.
+    new checkpoint or the previous content, even after a kill, and you can save again.
 
     Args:
-        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. Values are
-            numbers, text, tensors, and dicts, lists and tuples of these. ``load_checkpoint`` returns
-            ``extra``.
+        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. A load
+            returns ``extra``: numbers, text, tensors, and dicts, lists and tuples of these.
         rename: a function from the model's name of a parameter to the name under which it is saved. Needed if
             ranks have different parameters with equal names (experts, pipeline stages).
-        existing: what to do if the folder is not empty: ``"refuse"`` it, or ``"replace"`` the checkpoint in
-            it.
+        existing: what to do with a folder that is not empty: ``"refuse"`` it, or ``"replace"`` a checkpoint.
 
     Raises:
         CheckpointError: the folder is not empty or cannot be written, another process is saving to it, ranks

@@ -97,7 +97,7 @@ class Abreast(Idle):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A request to call a user's own function. Only real processes can answer it.
+    """A request to call a user's own function, which only real processes can answer.
 
     The answer is the function's return value or, if that is a handle, what the handle's ``wait()`` returns.
     """

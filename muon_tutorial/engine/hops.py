@@ -26,7 +26,7 @@ from .pieces import Pieces
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     """Change a tensor's placement along one axis, or the layout of many matrices over several axes.
 
-    All ranks of the group must run it. It returns this rank's new tensor, which is empty if another rank owns
+    All ranks of the group must run it. Returns this rank's new tensor, which is empty if another rank owns
     the whole tensor.
     """
     if isinstance(hop, Exchange):
@@ -226,7 +226,7 @@ def _padded(x: Tensor, size: int) -> Tensor:
 
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """Return all positions' pieces, flat and one after the other. All are padded to the largest length."""
+    """Return all positions' pieces, padded to the largest length, flat and one after the other."""
     if not pieces.uneven:
         return x.reshape(-1)
     rows = x.new_zeros(pieces.parts, pieces.size)

@@ -33,7 +33,7 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
 
-    ``layerwise`` sends gradients to owners and parameters back. On average over ranks, bytes are the same.
+    ``layerwise`` sends gradients to owners and parameters back: on average over ranks, the same bytes.
     """
     return rho(D) * N * (g + p)
 

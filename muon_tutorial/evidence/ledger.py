@@ -63,7 +63,7 @@ class Ledger:
     def rows(self, rank: int | None = None) -> list[LedgerRow]:
         """One row per phase, in the order in which they first appear.
 
-        The rows count the collectives of ``rank``, or of all ranks if it is None.
+        The rows count the collectives of ``rank``, or of all ranks if ``rank`` is None.
         """
         groups: dict[str, list[LedgerEntry]] = {}
         for entry in self.entries:

@@ -1,4 +1,4 @@
-"""Checks that protect ranks from each other, and an optimizer from its host. Steps also work without them.
+"""Checks that protect ranks from each other, and an optimizer from its host. Steps run without them, too.
 
 A host is the code around the optimizer: a training loop, or a library such as Lightning, Accelerate or FSDP.
 

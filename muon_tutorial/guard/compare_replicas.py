@@ -165,7 +165,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
     """Compare this rank's parameters with the parameters of other ranks of its ``LocalWorld``.
 
     Raises:
-        MismatchError: the values differ. The last rank to call raises it.
+        MismatchError: the values differ. Raised by the last rank that calls this.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and not isinstance(mesh.world, LiveWorld | NoMesh):

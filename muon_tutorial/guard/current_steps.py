@@ -1,4 +1,4 @@
-"""An optimizer's current steps, one per mesh. They are made anew when a host has changed their parameters."""
+"""An optimizer's current steps, one per mesh, made anew when a host has changed their parameters."""
 
 from __future__ import annotations
 

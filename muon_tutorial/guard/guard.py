@@ -15,7 +15,7 @@
 
 Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
 it is the same step. If the step is refused, the state is ``OPEN`` again. After a step that failed halfway,
-the first check of the next step sets it to ``OPEN``.
+the first check of the next step sets the state to ``OPEN``.
 """
 
 from __future__ import annotations
@@ -313,12 +313,12 @@ class Guard:
         moves = {entry["steps"] for entry in optimizer.state.values() if "steps" in entry}
         counted = {
             "compare_every": str(self.compare_every),
-            "the number of steps since it was made or loaded": str(self.steps_done),
+            "the number of steps since the optimizer was made or loaded": str(self.steps_done),
             "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
             "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
-            "whether it has stepped or loaded a state": str(not self.is_new),
+            "whether the optimizer has stepped or loaded a state": str(not self.is_new),
             "whether the state was replaced": str(Changed.STATE in changed),
-            "which Muon of this mesh it is": str(self.number),
+            "which Muon of this mesh the optimizer is": str(self.number),
             "the call": call,
         }
         return Fingerprint(self.described | counted, error)
@@ -428,7 +428,7 @@ class Guard:
             self.has_warned_of_slices = True
             warnings.warn(
                 "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
-                "this rank's: save and load it on every rank, or use save_checkpoint()",
+                "this rank's slice: save and load it on every rank, or use save_checkpoint()",
                 stacklevel=4,
             )
 

@@ -1,7 +1,7 @@
 """Handles Ctrl-C and other signals while a command imports torch (which takes seconds) and while it exits.
 
-Without this, Ctrl-C during an import prints a long traceback, or an unrelated error if a C extension swallows
-the interrupt. This module itself imports only the standard library.
+Without this module, Ctrl-C during an import prints a long traceback, or an unrelated error if a C extension
+swallows the interrupt. This module itself imports only the standard library.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def launch(
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
             and a function gets (rank, line).
-        max_lines: how many lines of a rank are shown. If a rank prints more, the last few are shown as well.
+        max_lines: how many lines of a rank are shown. If a rank prints more, its last lines are shown, too.
         method: ``"fork"`` forks ranks from a warm server (Linux); ``"spawn"`` starts fresh interpreters.
 
     Raises:

@@ -3,9 +3,9 @@
 ``Peers`` reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
 
 A thread watches the parent, so it does not matter what the main thread is doing. On Linux the kernel also
-sends a signal when the parent ends. The kernel sends it as soon as the *thread* that started the process
-ends, so the signal must not end the process. SIGCONT does no harm, and it continues a stopped process, so
-that the watching thread can see that the parent has ended.
+sends a signal when the parent ends. The kernel sends this signal as soon as the *thread* that started the
+process ends, so the signal must not end the process. SIGCONT does no harm, and it continues a stopped
+process, so that the watching thread can see that the parent has ended.
 """
 
 from __future__ import annotations

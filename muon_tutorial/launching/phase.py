@@ -29,8 +29,8 @@ _own_slot: memoryview | None = None
 def report_phase(label: str) -> None:
     """Note what this rank is about to do, such as ``"dp gather · bucket 0"``.
 
-    A failure report quotes the last label of each rank. Any thread of a rank may call it; it takes about half
-    a microsecond, and does nothing in a process that is not a rank.
+    A failure report quotes the last label of each rank. Any thread of a rank may call this; the call takes
+    about half a microsecond, and does nothing in a process that is not a rank.
     """
     if _own_slot is not None:
         _own_slot[:] = label.encode()[:SLOT].ljust(SLOT, b"\0")

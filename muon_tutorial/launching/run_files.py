@@ -37,7 +37,7 @@ class RunFiles:
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
-        """Close or remove the files: the task of the launching process, or of a rank if that has ended."""
+        """Close or remove the files: called by the launching process or, after its end, by a rank."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if not self.descriptors:

@@ -1,4 +1,4 @@
-"""Handles signals of terminals and schedulers. They may reach one process of a job, a group, or all.
+"""Handles signals of terminals and schedulers. Such a signal may reach one process of a job, a group, or all.
 
 Terminals, ``timeout`` and ``srun`` signal a whole process group, ``scancel`` every process of a job. The fork
 server ignores all these signals. A rank ignores the signals that the launching process handles.

@@ -3,7 +3,7 @@
 This module adds three things to torch's own ``env://`` rendezvous:
 
 - Ranks end when their agent ends. With torch alone, ranks outlive a killed agent by minutes.
-- Each restart uses its own keys in the agent's store. With torch alone, it finds dead ranks' addresses there.
+- Each restart uses its own keys in the agent's store. With torch alone, restarts find dead ranks' addresses.
 - If a rank loses another rank, its error is one line.
 """
 
@@ -36,8 +36,8 @@ from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
-# rank fail first. The first number is for a connection that is gone, because that rank may still be ending.
-# The second is for a rank that was late.
+# rank fail first. The first number is for a lost connection, because the lost rank may still be ending; the
+# second is for a late rank.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -128,8 +128,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     `timeout` is in seconds; groups made later have it, too. With ``"nccl"`` every local rank takes the GPU
     with its number. If all ranks are on one machine, they listen only on loopback, and restarts work
     (``--max-restarts``), because each attempt has its own keys in the agent's store. On several machines,
-    restarts need ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in torchrun's environment; rank 0 says so if it is
-    missing.
+    restarts need ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in torchrun's environment; if it is missing, rank 0
+    says so.
 
     From this call on, the process ends when its parent ends. An uncaught error that is only about another
     rank is shown as one line instead of a traceback.

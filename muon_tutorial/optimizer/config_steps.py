@@ -1,8 +1,7 @@
 """Makes steps from a ``DistributedConfig``.
 
-If a helper such as ``create_dtensor_config`` made the config, the steps follow plans. With any other config,
-the steps call the user's functions. This module is imported only for an optimizer that gets a config or
-DTensors.
+If a helper such as ``create_dtensor_config`` made the config, the steps follow plans. Otherwise the steps
+call the user's functions. This module is imported only for an optimizer that gets a config or DTensors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Finds the matrices in a fused weight, and their layout, from the sizes in a model's modules and configs.
 
-It knows names of layers, sizes and a few classes. ``split_parameters`` chooses each weight's optimizer. A
-layout is certain under two conditions: the sizes in the modules add up to the weight's rows, and it is known
-whether parts lie one after the other or alternate head by head. Orthogonalizing q, k and v separately is
-common (Keller Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations;
-Megatron-LM's default, ``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py); GLM-5 does so for
-each head (arXiv 2602.15763, "Muon Split").
+This module knows names of layers, sizes and a few classes. ``split_parameters`` chooses each weight's
+optimizer. A layout is certain under two conditions: the sizes in the modules add up to the weight's rows, and
+it is known whether parts lie one after the other or alternate head by head. Orthogonalizing q, k and v
+separately is common (Keller Jordan's post,
+https://kellerjordan.github.io/posts/muon/#empirical-considerations; Megatron-LM's default, ``muon_split_qkv``
+in megatron/core/optimizer/optimizer_config.py); GLM-5 does so for each head (arXiv 2602.15763, "Muon Split").
 """
 
 from __future__ import annotations

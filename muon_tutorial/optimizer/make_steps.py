@@ -57,7 +57,7 @@ class DefaultSteps:
 
 
 def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
-    """Return a ``make`` that also writes each shape's recipe into groups with ``orthogonalize="auto"``."""
+    """Return a wrapped ``make`` that writes each shape's recipe into groups with ``orthogonalize="auto"``."""
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         made = make(groups, state, before)

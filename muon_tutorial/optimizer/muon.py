@@ -53,20 +53,20 @@ class Muon(torch.optim.Optimizer):
         orthogonalize: the variant of Newton–Schulz. ``"stock"`` matches ``torch.optim.Muon`` bit for bit and
             uses ``ns_coefficients`` and ``ns_steps``; the recipes in ``orthogonalizers.named.RECIPES`` have
             their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine that is no worse
-            than stock. The first rank chooses. Parameter groups and checkpoints record its choice. You
-            may also set this on a parameter group. For a given recipe, every strategy except ``gram`` gives
-            the same bits. Recipes other than ``"float32"`` and ``"gram"`` make updates 4 to 15 % larger than
+            than stock. The first rank chooses. Parameter groups and checkpoints record the choice. You may
+            also set this on a parameter group. For a given recipe, every strategy except ``gram`` gives the
+            same bits. Recipes other than ``"float32"`` and ``"gram"`` make updates 4 to 15 % larger than
             stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: the timings that ``"auto"`` uses: an ``orthogonalizers.calibration.Calibration``, or a
             folder with one file per machine, torch version and number of threads (default:
             ``~/.cache/muon_tutorial``). Shapes without timings are measured when the optimizer is made, which
             takes about a second each.
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
-            ``functools.partial(zero1, round_bytes=1_000_000)``). All ranks of the mesh must then construct,
-            step and load together.
+            ``functools.partial(zero1, round_bytes=1_000_000)``). With a strategy, all ranks of the mesh must
+            construct, step and load together.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: the user's own functions, or the config of a helper such as
-            ``create_dtensor_config``. It replaces ``strategy`` and ``mesh``.
+            ``create_dtensor_config``. Replaces ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             To give each parameter its own, pass a mapping from its index, or a function of index and
             parameter. A parameter's attribute ``partition_dim`` takes precedence.
@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
             owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
-            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
+            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set ``parts`` on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
             Set it on a parameter group.

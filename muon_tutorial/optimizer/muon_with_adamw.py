@@ -128,7 +128,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     ) -> MuonWithAdamW:
         """Split a model's parameters with ``split_parameters``, and make both optimizers.
 
-        Call it where you would make AdamW: after ``fully_shard`` or ``parallelize_module``, before or after
+        Call this where you would make AdamW: after ``fully_shard`` or ``parallelize_module``, before or after
         DDP, and before Accelerate's ``prepare``. DTensors and DDP need no strategy.
 
         Args:
@@ -187,7 +187,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property  # type: ignore[override]
     def state(self) -> PairState:
-        """The state of both optimizers by parameter. Writes go through to them; see ``PairState``."""
+        """The state of both optimizers by parameter. Writes reach both optimizers; see ``PairState``."""
         return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
 
     @state.setter
@@ -361,7 +361,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.adamw.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both, in the form of torch's optimizers. Muon's parameters come first."""
+        """Return both optimizers' state in the form of torch's optimizers. Muon's parameters come first."""
         self.muon.guard.warn_of_slices()
         return super().state_dict()
 

@@ -7,8 +7,7 @@ The formats were read from each package's published code:
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. AdamW's
-  second moment is its ``variance``, and AdamW's step is ``step_dev`` (the group's ``step`` before August
-  2026).
+  second moment is ``variance``, AdamW's step ``step_dev`` (the group's ``step`` before August 2026).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
 - ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Its stages 1 to 3 flatten
   parameters, so their state cannot be read.
@@ -79,8 +78,8 @@ def load_momentum(
 
     Args:
         names: the names of the other optimizer's parameters in the order of its groups:
-            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``. You may leave it out if the
-            other optimizer's groups have ``param_names``.
+            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``. You may leave ``names`` out
+            if the other optimizer's groups have ``param_names``.
 
     Raises:
         UsageError: an entry matches no parameter of this optimizer, or has another shape. Nothing is changed.

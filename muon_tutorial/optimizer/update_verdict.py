@@ -295,7 +295,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """Sum the micro-batches' updates. Each continues the momentum of the last, unless ``rate`` is 0."""
+    """Sum the updates of the micro-batches, each with the momentum of the last unless ``rate`` is 0."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

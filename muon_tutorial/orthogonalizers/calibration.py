@@ -176,7 +176,7 @@ def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], obje
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call. With one thread, they are processor time, which depends less on other load."""
+    """Seconds of a call. With one thread, this is processor time, which depends less on other load."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     _wait_for(device)
     begun, own = time.perf_counter(), time.process_time()

@@ -51,7 +51,7 @@ MINIMAX_BF16: tuple[Polynomial, ...] = (
     (2.884092, -3.540152, 1.929214, -0.346476),
 )
 """Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. The last polynomial has smaller
-coefficients than one of degree 9 would, so rounding adds little error."""
+coefficients than one of degree 9 would have, so rounding adds little error."""
 
 THREE_STEPS: tuple[Polynomial, ...] = (
     Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),

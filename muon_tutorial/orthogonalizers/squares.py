@@ -4,7 +4,7 @@
 
 By completing squares, every polynomial of A of degree 2 or 4 can be written this way, and so can some of
 degree 8. Each square is added to the buffer of Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums
-would lose too many digits, so this is for float32.
+would lose too many digits, so this module is for float32.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from .mesh_parameters import (
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
-"""Groups of which the user promises that their ranks hold the same plain parameters."""
+"""Groups whose ranks hold the same plain parameters, as a user who passes them promises."""
 
 
 def read_process_groups(

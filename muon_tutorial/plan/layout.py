@@ -32,7 +32,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank of the axis holds a tensor of the whole shape. The sum of these tensors is the value."""
+    """Every rank of the axis holds a tensor of the whole shape; the value is the sum of these tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
 def run_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
     """Return the boxes that cover elements ``start`` to ``stop - 1`` of a row-major tensor.
 
-    For a matrix there are at most three.
+    For a matrix there are at most three boxes.
 
     >>> run_boxes((4, 3), 2, 10)
     (Box(offset=(0, 2), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 3)), Box(offset=(3, 0), shape=(1, 1)))

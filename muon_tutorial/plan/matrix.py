@@ -68,8 +68,8 @@ Index = tuple[slice | Tensor, ...]
 class Part:
     """Where a matrix lies in the parameter ``param``: at ``offset``. ``shape`` is the parameter's shape.
 
-    ``single``: the parameter's leading dimensions are an index of matrices. Without ``runs``, the matrix
-    is a box of the parameter.
+    ``single``: the parameter's leading dimensions number its matrices. Without ``runs``, the matrix is a box
+    of the parameter.
     """
 
     param: int
@@ -186,7 +186,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
       of 4 another (q, k and v head by head; with 1 and 1, gate and up row by row).
     - ``("heads", 2, 4)``: runs of 2 and 4 rows alternate, and each run is a matrix. ``2`` is short for
       ``("heads", 2)``.
-    - ``"stack"``: leading dimensions are an index of matrices (experts).
+    - ``"stack"``: leading dimensions number the matrices (experts).
     - ``("stack", …)``: a stack whose matrices are split as the rest of the tuple says.
     - ``"flatten"``: one matrix, in which dimensions after the first count as columns (convolutions).
 

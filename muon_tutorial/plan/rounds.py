@@ -1,7 +1,7 @@
 """Divides matrices into rounds. All owners work on the matrices of a round at the same time.
 
 A round's limit applies to each rank's memory, not to the bytes that travel. So with N owners a round may
-contain N times the limit. A cost is a number of operations, and a weight a matrix's bytes on each worker.
+contain N times the limit. A cost is a number of operations; a weight is a matrix's bytes on each worker.
 """
 
 from __future__ import annotations

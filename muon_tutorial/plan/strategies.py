@@ -150,9 +150,8 @@ def zero1(
 ) -> Plan:
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
-    A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. If there are
-    several rounds, a round's slices differ in length, so each slice is reduced to its rank, and this rank
-    broadcasts it.
+    A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. With several
+    rounds, a round's slices differ in length, so each slice is reduced to its rank, which broadcasts it.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
@@ -230,10 +229,10 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
     Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
-    their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ.
-    One such all_reduce, in fp32 and of upper triangles only, serves a whole bucket. Every tp rank then
-    iterates on XXᵀ, and multiplies its own shard by the result. A tall matrix that tp cuts along its rows is
-    treated in the same way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
+    their transpose, which gives an n × n matrix. One all_reduce over tp sums these products to the Gram
+    matrix XXᵀ. One such all_reduce, in fp32 and of upper triangles only, serves a whole bucket. Every tp rank
+    then iterates on XXᵀ, and multiplies its own shard by the result. A tall matrix that tp cuts along its
+    rows is treated in the same way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
 
     Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
     ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations

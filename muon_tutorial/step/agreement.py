@@ -268,7 +268,7 @@ def _hash(text: str) -> int:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return a hash of a tensor's bits and their positions, [], int64.
+    """Return an int64 hash of a tensor's bits and their positions, with shape [].
 
     A single flipped bit always changes the hash. One in half a million other changes goes unnoticed.
     """

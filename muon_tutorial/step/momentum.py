@@ -40,10 +40,9 @@ def update_momentum(
 ) -> Tensor | Pieces:  # [stored]
     """Update the momentum that this rank stores; return the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` is flat; if ``gradient`` is None, gradients are read from the model and multiplied by
-    ``scale``. The inputs are also flat, or ``Pieces`` if the compute route needs no flat buffer. Inputs that
-    no rank needs are not computed. ``present`` are the parameters that have a gradient; the inputs of all
-    others are zero.
+    ``gradient`` is flat, or None to read gradients from the model and multiply them by ``scale``. Inputs are
+    also flat, or ``Pieces`` if the compute route needs no flat buffer. Inputs that no rank needs are not
+    made. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)

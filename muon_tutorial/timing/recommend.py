@@ -170,9 +170,9 @@ class ModelPlan:
     def training(self) -> float | None:
         """A lower bound on the seconds of a batch's forward and backward; None if the bound is not known.
 
-        It counts six operations for each token and each matrix element that the token uses, at the rate of
-        the machine's largest bf16 products, on all ranks. Attention's scores, embeddings, communication and
-        idle stages are not counted.
+        The bound counts six operations for each token and each matrix element that the token uses, at the
+        rate of the machine's largest bf16 products, on all ranks. Attention's scores, embeddings,
+        communication and idle stages are not counted.
         """
         if self.tokens is None or self.shape.active is None:
             return None
@@ -343,7 +343,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds, as long as their number falls; then try windows.
+    """Try a strategy with larger and larger rounds, as long as the number of rounds falls; then windows.
 
     Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """

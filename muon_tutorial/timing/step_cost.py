@@ -104,8 +104,8 @@ class StepEstimate:
 
     Muon's own seconds have four parts. ``product``: the matrix products of Newton–Schulz. ``copy``: all other
     computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
-    ``reduction``: the seconds of averaging gradients, as AdamW needs, too, if backward hides none of them: of
-    the step's own reduce_scatter or, if a strategy expects averaged gradients, of DDP's all_reduce or FSDP2's
+    ``reduction``: how long averaging gradients takes, which AdamW needs, too, if backward hides none of it:
+    the step's own reduce_scatter or, if a strategy expects averaged gradients, DDP's all_reduce or FSDP2's
     reduce_scatter and all_reduce between replicas.
 
     ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
@@ -342,9 +342,9 @@ def estimate_adamw(
 ) -> StepEstimate:
     """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    ``lengths``: the number of elements of each bucket on a rank. If ``sharded``, AdamW runs as in ZeRO-1,
-    else as under DDP. On a grid with ``dp_shard`` it runs under FSDP2. As for Muon, the parameters that FSDP2
-    gathers in forward and backward are not counted. ``momentum`` holds both moments, always in fp32.
+    ``lengths``: the number of elements of each bucket on a rank. AdamW runs under FSDP2 on a grid with
+    ``dp_shard``, otherwise as in ZeRO-1 if ``sharded``, else as under DDP. As for Muon, the parameters that
+    FSDP2 gathers in forward and backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1

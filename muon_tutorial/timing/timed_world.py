@@ -435,7 +435,7 @@ class _Clockwork:
             splits = requests[other].sends or (), requests[other].receives or ()
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                # Its partners have asked, so the work per message begins; bytes are charged in _send.
+                # Its partners have asked, so the rank's work per message begins; _send charges bytes.
                 count = flight.traffic[other].busy.messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
@@ -465,8 +465,8 @@ class _Clockwork:
             self.moving.append(moving)
 
     def _jobs(self, rank: int, flight: TimedFlight) -> list[_Job]:
-        """The jobs of a rank's part in a flight. Its core first handles messages, once for all flights at the
-        same time, and then works on each byte. Meanwhile its link carries the bytes.
+        """The jobs of a rank's part in a flight. The rank's core first handles messages, once for all flights
+        at the same time, and then works on each byte. Meanwhile the link carries the bytes.
         """
         node, link, traffic = self.machine.node(rank), flight.link, flight.traffic[rank]
         data = traffic.busy.data * self.machine.byte

@@ -21,7 +21,7 @@ from .timed_world import Doing, Span, TimedRun
 Source = Literal["predicted", "recorded"]
 PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
 PREDICTED = 1000
-"""This is added to a rank's number in a prediction that shares a document with a recording."""
+"""Added to a rank's number in a prediction that shares a document with a recording."""
 NEWTON_SCHULZ = "Newton–Schulz"
 
 
@@ -175,7 +175,7 @@ def compare_phases(predicted: StepTimeline, recorded: StepTimeline) -> list[Phas
     """Each phase of each rank: how far its begin and end are from the prediction.
 
     Raises:
-        TraceError: the two do not have the same phases, so they are not of the same step.
+        TraceError: the timelines do not have the same phases, so they are not of the same step.
     """
     said = {(phase.rank, phase.name): phase for phase in predicted.phases}
     seen = {(phase.rank, phase.name): phase for phase in recorded.phases}

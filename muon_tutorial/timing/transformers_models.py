@@ -28,9 +28,9 @@ MOST_LAYERS = 10_000
 def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, where: str) -> ModelShape:
     """The shape of the model that transformers builds from a config; ``where`` names the file in errors.
 
-    This builds the class that the config's ``architectures`` names, if it names one. Tensor parallelism cuts
-    as the class's own ``tp_plan`` says. If the config does not say how wide or deep the model is, a note
-    names the default.
+    transformers builds the class that ``architectures`` names, if there is one. Tensor parallelism cuts as
+    the class's own ``tp_plan`` says. If the config does not say how wide or deep the model is, a note names
+    the default.
 
     Raises:
         UsageError: transformers is not installed, does not know the type, or cannot build the model.

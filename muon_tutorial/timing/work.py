@@ -28,7 +28,7 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 
 @dataclass(eq=False)
 class Work(CountingMode):
-    """Adds up the seconds of the operations that run while it is entered.
+    """Adds up the seconds of the operations that run in its ``with`` block.
 
     ``product`` sums the seconds of matrix products, ``copy`` the seconds of everything else. Checks that look
     at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of

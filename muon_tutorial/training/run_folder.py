@@ -42,8 +42,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """Make the folder with ``settings.json`` in it, in one atomic step. An empty folder may be there
-        already.
+        """Make the folder, or fill an empty one, with ``settings.json``, in one atomic step.
 
         Raises:
             RunFolderError: the path cannot be written, or already holds something.

@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# Folders with installed packages, tests and tables of data. The others hold code that people wrote.
+# Folders with installed packages, tests and tables of data. Other folders hold code that people wrote.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )
@@ -114,7 +114,7 @@ def held_out_batches(text: Text, batch: int, context: int, count: int) -> list[B
 
 
 def share(batch: Batch, dp_rank: int, dp: int) -> Batch:
-    """The sequences of ``batch`` for one dp coordinate. They are consecutive and in order."""
+    """The sequences of ``batch`` for one dp coordinate, consecutive and in order."""
     each = len(batch.inputs) // dp
     mine = slice(dp_rank * each, (dp_rank + 1) * each)
     return Batch(batch.inputs[mine], batch.targets[mine])

@@ -156,7 +156,7 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class LiveWorld:
-    """One process on a mesh of real processes. It answers the requests of the generators that it runs.
+    """One process on a mesh of real processes; answers the requests of the generators that it runs.
 
     ``observers`` are called with each request just before it is issued. An observer may return a function,
     which is then called at later moments of the request: ``issued`` (the call has returned), ``done`` (the

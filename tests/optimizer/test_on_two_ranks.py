@@ -205,7 +205,7 @@ REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
     added_and_other_on_each_rank: (MismatchError, "three.weight is not the same on all ranks"),
     equal_shapes: (MismatchError, "parameter 0 of the rest is not the same"),
     other_shapes: (MismatchError, "the list of other averaged gradients"),
-    loaded_on_one_rank: (MismatchError, "whether it has stepped or loaded a state"),
+    loaded_on_one_rank: (MismatchError, "whether the optimizer has stepped or loaded a state"),
     loaded_from_another_step: (MismatchError, "the number of steps behind the momentum"),
     loaded_in_one_process: (UsageError, "one rank's slice, saved with a strategy"),
     not_averaged: (GradientError, "strategy 'owner' expects gradients already averaged"),

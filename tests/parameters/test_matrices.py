@@ -260,8 +260,8 @@ def test_dtensors_are_read_as_they_lie_or_refused_by_name() -> None:
     ("tp_dim", "says"),
     [
         ({0: 1}, "tp_dim has no entry for parameter 1"),
-        (-1, "parameter 0 has dimensions 0 to 1; tp cannot cut it along -1"),
-        (2, "parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"),
+        (-1, "parameter 0 has dimensions 0 to 1, not -1"),
+        (2, "parameter 0 has dimensions 0 to 1, not 2"),
     ],
 )
 def test_a_tp_dim_that_fits_no_dimension_or_leaves_a_parameter_open_is_refused(

@@ -114,8 +114,8 @@ class Trace:
     def compute(self) -> Intervals:
         """The time of computing: kernels that do not communicate, and memory operations.
 
-        Without a GPU it is the time in operators outside the backend's threads, minus the time in operators
-        that communicate, because these mostly wait.
+        Without a GPU, the time in operators outside the backend's threads, minus the time in operators that
+        communicate, because these mostly wait.
         """
         if ran := self.executed:
             return covered(event for event in ran if not event.communicates)
@@ -124,7 +124,7 @@ class Trace:
     @property
     def blocked(self) -> Intervals:
         """The time in which a thread of the program was inside an operator that communicates. Empty with a
-        GPU, because there these operators only launch kernels."""
+        GPU, where such operators only launch kernels."""
         return () if self.executed else covered(event for event in self._called if event.communicates)
 
     @property
@@ -160,7 +160,7 @@ def read_trace(path: str | Path) -> Trace:
     """Read one file of Chrome's JSON, gzipped or not.
 
     Raises:
-        TraceError: it is not a trace.
+        TraceError: the file is not a trace.
     """
     path = Path(path)
     try:
@@ -174,7 +174,7 @@ def parse_trace(document: object, source: str = "") -> Trace:
     """A trace from Chrome's JSON: an object with ``traceEvents``, or the bare list of events.
 
     Raises:
-        TraceError: it is neither, or a complete event has no name, time or duration.
+        TraceError: ``document`` is neither, or a complete event has no name, time or duration.
     """
     about: Mapping[str, Any] = document if isinstance(document, dict) else {}
     raw = about.get("traceEvents") if about else document

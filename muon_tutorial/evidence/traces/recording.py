@@ -56,7 +56,7 @@ ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long
 class RankRecorder:
     """Records one rank while its ``with`` block runs, and then writes ``rank_N.json.gz`` into ``folder``.
 
-    It is an observer for a live world. The file is a Chrome trace that also holds the flights.
+    A recorder is an observer for a live world. Its file is a Chrome trace that also holds the flights.
 
     Some collectives are not requested from one of our worlds, such as those of PyTorch's tensor parallelism.
     The profiler does not record their group, so ``others`` names its ranks. Without ``others``, the time of
@@ -270,7 +270,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
-    """The kernels' flights on the machine's clock. They have our labels if each request has one kernel."""
+    """The kernels' flights on the machine's clock, with our labels if each request has one kernel."""
     ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)
