@@ -17,13 +17,13 @@ class DistributedConfig:
     """The functions with which a distributed Muon assigns, gathers and redistributes matrices.
 
     Args:
-        assign_fn: ``(params, state) -> {param_idx: rank}`` says which rank orthogonalizes each parameter. It
-            is called once, and returns a global rank for every parameter, the same on all ranks.
+        assign_fn: ``(params, state) -> {param_idx: rank}`` says which rank orthogonalizes each parameter.
+            Called once; returns a global rank for every parameter, the same on all ranks.
         gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None`` gets the Newton–Schulz input in
-            bfloat16, a DTensor or a plain tensor. It returns the full plain tensor on ``dst_rank``, and None
-            on all other ranks.
+            bfloat16, a DTensor or a plain tensor. Returns the full plain tensor on ``dst_rank``, and None on
+            all other ranks.
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor`` gets the plain update in bfloat16 on
-            ``src_rank``, and None on all other ranks. It returns this rank's part of the update.
+            ``src_rank``, and None on all other ranks. Returns this rank's part of the update.
         state: what the functions need. Each call gets a fresh copy of ``state`` that also contains
             ``param_idx``, ``full_shape`` (None if it is not known), ``local_shape``, the parameter's
             ``dtype``, and ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under

@@ -1,4 +1,4 @@
-"""The requests that a generator may make of a world. They are plain records; nothing here moves data."""
+"""The requests that a generator may make of a world. Requests are plain records; nothing here moves data."""
 
 from __future__ import annotations
 

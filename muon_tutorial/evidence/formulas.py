@@ -3,7 +3,7 @@
 Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
 p bytes per gradient and parameter element, b bytes per momentum element sent (2: Newton–Schulz runs in bf16),
 ρ = (D−1)/D. All formulas except ``boundary_received`` count the bytes that one rank sends if collectives run
-as rings. They are exact if elements divide evenly; otherwise the plan's padding comes on top.
+as rings. Formulas are exact if elements divide evenly; otherwise the plan's padding comes on top.
 
 Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,
 which says that Distributed Muon sends 1 to 1.25 times as many bytes as distributed AdamW.

@@ -1,11 +1,12 @@
 """Predicts what Gloo really sends for a collective: bytes of data, messages, and bytes of TCP.
 
-Gloo does not send the same bytes as a ring (``ring_bytes``). Its reduce_scatter is an all_reduce after which
-each rank keeps a part of the result. Its broadcast is a tree, in which the root sends log₂ P times. An
+Gloo does not send the same bytes as a ring (``ring_bytes``). Gloo's reduce_scatter is an all_reduce after
+which each rank keeps a part of the result. Its broadcast is a tree, in which the root sends log₂ P times. An
 all_to_all sends no empty messages, because the live world leaves them out. The formulas follow
 facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
 ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
-bytes from each side). They equal the kernel's TCP counters to the byte (``scripts/lab/kernel_counters.py``).
+bytes from each side). The predictions equal the kernel's TCP counters to the byte
+(``scripts/lab/kernel_counters.py``).
 """
 
 from __future__ import annotations

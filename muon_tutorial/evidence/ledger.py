@@ -1,8 +1,8 @@
 """Counts the bytes of requested collectives. A ledger observes a world, and changes nothing in it.
 
 It counts bytes in four ways. ``payload``: bytes that a rank hands to a collective.
-``ring`` and ``received``: bytes that it sends and receives if the collective runs as a ring
-(``ring_bytes.py``). ``gloo``: bytes of data that it sends if Gloo runs the collective (``gloo_bytes.py``).
+``ring`` and ``received``: bytes that a rank sends and receives if the collective runs as a ring
+(``ring_bytes.py``). ``gloo``: bytes of data that a rank sends through Gloo (``gloo_bytes.py``).
 """
 
 from __future__ import annotations

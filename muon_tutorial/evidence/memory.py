@@ -26,10 +26,10 @@ from .predict import held_parameters
 class Held:
     """Bytes that one rank holds for the matrices under a plan.
 
-    Parameters, gradients and momentum stay between steps. The others exist only while a bucket is processed;
-    their values are for the largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0
-    if gradients are not packed). ``gathered``: the buffer that receives the momentum. ``whole``: the largest
-    whole matrix that this rank works on, or the sum of the bucket's Gram matrices.
+    Parameters, gradients and momentum stay between steps. The other three kinds exist only while a bucket is
+    processed; their values are for the largest bucket. ``flat_gradient``: the packed gradient before it is
+    averaged (0 if gradients are not packed). ``gathered``: the buffer that receives the momentum. ``whole``:
+    the largest whole matrix that this rank works on, or the sum of the bucket's Gram matrices.
     """
 
     parameters: int

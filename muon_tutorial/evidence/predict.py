@@ -46,7 +46,7 @@ def step_over_ones(
 ) -> PlanStep:
     """One rank's step, with ones in all parameters and gradients; on the meta device, they have no values.
 
-    All parameters are in one group. Its settings are ``SETTINGS``, overridden by ``settings``.
+    All parameters are in one group, whose settings are ``SETTINGS``, overridden by ``settings``.
     """
     group = {**SETTINGS, **settings}
     parameters = [

@@ -163,7 +163,7 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
     """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
 
     Nothing in a parameter shows that DDP wraps it. So this function searches all live Python objects for DDP
-    modules, once per plan. It compares the type of each object, because ``isinstance`` would take 0.2 s.
+    modules, once per plan, by their type, because ``isinstance`` would take 0.2 s.
     """
     if not dist.is_initialized():
         return

@@ -1,8 +1,8 @@
 """Judges an update: is it the orthogonalized momentum, and if not, what is it?
 
-This module sees whole parameters before and after a step, and knows no rank. It compares each matrix's update
-with the correct update, and with the updates that known mistakes would make. The distance of A from B is
-‖A − bB‖ / ‖A‖, where the number b makes it as small as possible.
+This module sees whole parameters before and after a step, and knows no rank. Each matrix's update is compared
+with the correct update, and with the updates that known mistakes would make. The distance of A from B is ‖A −
+bB‖ / ‖A‖, with the number b for which this is smallest.
 """
 
 from __future__ import annotations

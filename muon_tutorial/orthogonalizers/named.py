@@ -67,8 +67,8 @@ THREE_STEPS: tuple[Polynomial, ...] = (
         -1.9756128757, ((1.0, 0.0, -0.80427011), (0.3344981379, -0.1620771999, 0.6129238252))
     ).polynomial(),
 )
-"""Polynomials of degrees 5, 17 and 9 that consist only of squarings. They take 12 products on a square
-matrix; the five stock steps take 15. The 15 numbers were fitted by a sequence of linear programs, for
+"""Polynomials of degrees 5, 17 and 9 that consist only of squarings. These polynomials take 12 products on a
+square matrix; the five stock steps take 15. The 15 numbers were fitted by a sequence of linear programs, for
 matrices of 16 to 4096 rows, under the condition that no spectrum of ``quality`` has a larger error than with
 stock."""
 

@@ -32,7 +32,7 @@ class Recipe:
     the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and
     iterates. As in ``torch.optim.Muon``, the input is first rounded to bf16, and the result is rounded to
     bf16 too. In float32 the number of threads may change the last bits; in bfloat16 it does not. ``scaling``:
-    the number by which the matrix is divided first. ``"frobenius"``: its Frobenius norm. ``"schatten"``: its
+    the number by which the matrix is divided first. ``"frobenius"``: its Frobenius norm. ``"schatten"``: the
     Schatten 4-norm ‖XXᵀ‖^½, which is closer to the largest singular value. ``"rows"``: a different number for
     each row (arXiv 2208.03160, as in Turbo-Muon, arXiv 2512.04632), which also changes the singular vectors.
     ``source``: where the coefficients were published.

@@ -19,8 +19,8 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
     """Return how axes cut a DTensor, outermost first. ``names`` replace the mesh's own axis names.
 
     Placements apply from left to right, with one exception. A strided shard (FSDP2 over tensor parallelism)
-    applies after later shards of the same dimension. Its ``split_factor`` is the product of the sizes of
-    these later shards' axes (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
+    applies after later shards of the same dimension. A strided shard's ``split_factor`` is the product of the
+    sizes of those later axes (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
         StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard cuts in

@@ -1,4 +1,4 @@
-"""The plan: pure data about matrices, ranks and moves. It holds no tensors and no process groups.
+"""The plan: pure data about matrices, ranks and moves. A plan holds no tensors and no process groups.
 
 ``grid``         ranks in named axes
 ``layout``       placements, boxes, hops and routes

@@ -67,8 +67,8 @@ def average_others(
 ) -> Walk:
     """Average the gradients of parameters outside the plan over dp, in place.
 
-    They travel in flat buffers of at most 25 MB. A missing gradient counts as zero. All ranks of the grid
-    must run it.
+    The gradients travel in flat buffers of at most 25 MB. A missing gradient counts as zero. All ranks of the
+    grid must run it.
     """
     for run in _runs(params):
         for param in run:

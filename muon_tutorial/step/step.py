@@ -111,7 +111,7 @@ class PlanStep:
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        If ``ready`` has found that out already, ranks compare only their fingerprints. This returns the
+        If ``ready`` has found out already which gradients exist, ranks compare only fingerprints. Returns the
         parameters of ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()

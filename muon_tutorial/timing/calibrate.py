@@ -1,7 +1,7 @@
 """Measures this machine in half a minute: products, copies, the cost of an operation, and Gloo's collectives.
 
 First, up to eight processes, one per core, compute at the same time. Then a few ranks send each other tensors
-of several sizes over the loopback. A weighted fit turns their times into seconds per byte, message, round and
+of several sizes over the loopback. A weighted fit turns these times into seconds per byte, message, round and
 request. Copies, operations and collectives begin with cold caches, because in a step, too, they follow other
 work.
 """
@@ -40,7 +40,7 @@ from .work import Work
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 COLD = 256_000_000
-"""Bytes of the tensors that are added in turn, on all cores together. They do not fit in caches."""
+"""Bytes of the tensors that are added in turn, on all cores together: too many for caches."""
 SWEPT = 64_000_000
 """Bytes that are written before each operation or collective, on all ranks together."""
 MOST_PAIRS = 10_000

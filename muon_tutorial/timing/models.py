@@ -32,8 +32,8 @@ def find_model(name: str) -> ModelShape:
     """The shape of a model.
 
     ``name`` is one of ``public_names()``, a ``config.json`` as Hugging Face's libraries write it, a folder
-    with one, or ``module:function``. The function takes no arguments and returns an ``nn.Module``. It is
-    called with the meta device as default, so that a model of any size takes no memory; a function that uses
+    with one, or ``module:function``. The function takes no arguments and returns an ``nn.Module``. The meta
+    device is the default during the call, so that a model of any size takes no memory; a function that uses
     another device gives the same sizes. What the function prints goes to standard error.
 
     Raises:

@@ -326,8 +326,8 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 def search(plan: ModelPlan) -> list[Choice]:
     """The most promising strategies, each with its fastest options that fit; the fastest strategy is first.
 
-    A strategy is promising if it takes little time. If its products take more than twice as long as the
-    fastest strategy's products, the excess is not counted, because larger rounds may divide products
+    A strategy is promising if it takes little time. If a strategy's products take more than twice as long as
+    the fastest strategy's products, the excess is not counted, because larger rounds may divide products
     better.
     """
     least = min(one.product for one in plan.estimates)

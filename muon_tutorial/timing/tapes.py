@@ -1,6 +1,6 @@
 """Records a walk as steps and sizes, and computes the sizes of other walks with the same steps.
 
-If dp cuts a matrix into slices, then what a rank does follows from the slices' lengths. Each of its sizes
+If dp cuts a matrix into slices, then what a rank does follows from the slices' lengths. Each size in its walk
 (bytes copied, bytes held, elements sent) is a constant plus a multiple of the first slice's length. So two
 walks give a line for each size. If a third walk lies on the same lines, these lines also give the sizes of
 further walks.

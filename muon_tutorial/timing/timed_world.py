@@ -1,9 +1,9 @@
 """Walks all ranks at once without data; clocks show when each rank computes, waits and is answered.
 
-This is a fourth world, besides the live, the local and the shadow world. It walks the same generators, and
-charges their computation and their requests with a machine's costs. If there are fewer cores than ranks,
-ranks share the cores. If the machine's link is a bus, all ranks share it. So waiting and overlap follow from
-the order of requests; nothing here knows a strategy.
+This is a fourth world, besides the live, the local and the shadow world. A timed world walks the same
+generators, and charges their computation and requests with a machine's costs. If there are fewer cores than
+ranks, ranks share the cores. If the machine's link is a bus, all ranks share it. So waiting and overlap
+follow from the order of requests; nothing here knows a strategy.
 """
 
 from __future__ import annotations

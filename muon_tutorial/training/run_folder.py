@@ -1,7 +1,7 @@
 """A run folder: the settings, one line per step, the result and the picture of one run.
 
-Only the launching process writes to it; under torchrun, only rank 0. The folder is created together with its
-settings, or not at all.
+Only the launching process writes to the folder; under torchrun, only rank 0. The folder is created together
+with its settings, or not at all.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 def build_mesh(
     grid: Grid | Mapping[str, int], device_type: str | None = None, timeout: float | None = None
 ) -> DeviceMesh:
-    """Make the grid's ``DeviceMesh``. The process groups of its axes time out after ``timeout`` seconds.
+    """Make the grid's ``DeviceMesh``, whose process groups time out after ``timeout`` seconds.
 
     All ranks must call it. By default, the device is the accelerator unless the default group's backend is
     Gloo. By default, the timeout is the one of ``init_process_group`` (30 s in ``launch()``), which
@@ -79,7 +79,7 @@ def build_mesh(
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
-    """Make a ``DeviceMesh`` of process groups that share only this rank. The groups are its axes, in order.
+    """Make a ``DeviceMesh`` whose axes are these process groups, in order. They share only this rank.
 
     All ranks that the groups connect must call it; one exchange per group tells them all positions.
 
@@ -286,7 +286,7 @@ class _Messages:
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
-    """Call ``tell`` when the backend is done. Some calls, such as Gloo's reduce_scatter, never report it."""
+    """Call ``tell`` when the backend is done, which some calls, such as Gloo's reduce_scatter, never report."""
     if isinstance(work, _Messages):
         work.tell_when_done(tell)
         return
@@ -326,7 +326,7 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
 
 
 class NoMesh:
-    """The world of an optimizer without a mesh. Its generators may make calls, but ask for no collective."""
+    """The world of an optimizer without a mesh: generators may make calls, but ask for no collective."""
 
     grid = None
 

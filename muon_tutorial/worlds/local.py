@@ -177,7 +177,7 @@ class LocalWorld:
 
     @property
     def pending(self) -> dict[int, Collective]:
-        """The request of each waiting rank. Its ``send`` is the tensor that the rank is about to send."""
+        """The request of each waiting rank; ``send`` is the tensor that the rank is about to send."""
         return {
             number: rank.waiting.request
             for number, rank in self._ranks.items()

@@ -114,8 +114,8 @@ class Trace:
     def compute(self) -> Intervals:
         """The time of computing: kernels that do not communicate, and memory operations.
 
-        Without a GPU, the time in operators outside the backend's threads, minus the time in operators that
-        communicate, because these mostly wait.
+        Without a GPU, this is the time in operators outside the backend's threads, minus the time in
+        operators that communicate, because these mostly wait.
         """
         if ran := self.executed:
             return covered(event for event in ran if not event.communicates)

@@ -121,7 +121,7 @@ def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
 
 
 def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
-    """For each rank, the intervals of each state. They are disjoint, and together cover the rank's span."""
+    """For each rank, the intervals of each state: disjoint, and together the rank's whole span."""
     asked = last_asked(timeline)
     return {times.rank: _paint_rank(times, asked) for times in timeline.ranks}
 
