@@ -48,7 +48,7 @@ class RankRaised:
     If the function returns, the rank sends the bytes of the pickled value instead of a record.
 
     ``when`` is in seconds, on the machine's monotonic clock. ``is_about_lost_rank``: the error only says that
-    another rank was lost, or kept this one waiting.
+    another rank was lost, or kept this rank waiting.
     """
 
     when: float

@@ -40,7 +40,7 @@ def ignore_only(numbers: Iterable[int]) -> None:
 
 
 def exit_by(number: int) -> NoReturn:
-    """Exit immediately with the exit code of a signal, even if other ranks keep this one waiting."""
+    """Exit immediately with the exit code of a signal, even if other ranks keep this rank waiting."""
     os._exit(128 + number)
 
 

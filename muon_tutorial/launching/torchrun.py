@@ -61,7 +61,7 @@ class TorchrunEnvironment:
     def report_lost_rank(self, error: BaseException) -> bool:
         """If `error` only says that another rank was lost, print it as one line on standard error.
 
-        Then wait a moment, so that torchrun sees the lost rank fail first, and ends this one. Return whether
+        Then wait a moment, so that torchrun sees the lost rank fail first, and ends this rank. Return whether
         the error was of this kind.
         """
         global _has_missed_rank

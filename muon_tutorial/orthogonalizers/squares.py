@@ -84,7 +84,7 @@ def check_polynomial(polynomial: Coefficients) -> None:
 def evaluate(polynomial: Coefficients, A: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
     """Evaluate at ``A``, fp32 and symmetric, [.., n, n]; both buffers are written to.
 
-    Returns the buffer that holds the value, and the other one.
+    Returns the buffer that holds the value, and the other buffer.
     """
     kept = _without_zeros(polynomial)
     if len(kept) > 2:

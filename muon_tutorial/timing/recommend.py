@@ -197,7 +197,8 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest strategy that fits, with links ``factor`` times as fast; of equal ones, the first."""
+        """The fastest strategy that fits, with links ``factor`` times as fast; the first of equal
+        strategies."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 

@@ -286,7 +286,7 @@ class _Messages:
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
-    """Call ``tell`` when the backend is done. Some calls, as Gloo's reduce_scatter, never report their end."""
+    """Call ``tell`` when the backend is done. Some calls (Gloo's reduce_scatter) never report their end."""
     if isinstance(work, _Messages):
         work.tell_when_done(tell)
         return
