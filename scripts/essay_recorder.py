@@ -166,15 +166,15 @@ def network_data(dp: int, tp: int) -> dict[str, Any]:
 def orders(states: Sequence[dict[str, Any]]) -> int:
     """The number of orders in which a step can be answered: the paths from the first state to the last."""
     ways = [1] * len(states)
-    for number in reversed(range(len(states))):  # a state leads only to later ones
+    for number in reversed(range(len(states))):  # a state leads only to later states
         if after := [ready[-1] for ready in states[number]["ready"]]:
             ways[number] = sum(ways[other] for other in after)
     return ways[0]
 
 
 def saboteur_data() -> dict[str, Any]:
-    """For each choice of sabotaged rank, matrix and fault: at each moment, one bit mask per matrix, of the
-    ranks where that matrix is wrong.
+    """For each choice of sabotaged rank, matrix and fault: the ranks where a matrix is wrong, as one bit mask
+    per moment and matrix.
     """
     runs = {}
     for rank in range(SABOTAGED):

@@ -4,8 +4,8 @@
 
 writes results/faults.md and results/faults.json: a table of the faults and how the runs ended. The same seed
 and count give the same cases. `--list` only lists them. `--only WORDS` runs the kinds with these words in
-their name, and `--case K` runs one case; these two write files only if `--out` is given. It reads /proc, so
-it needs Linux.
+their name, and `--case K` runs one case; these two write files only if `--out` is given. The script reads
+/proc, so it needs Linux.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     drawn = (case for seed in asked.seed for case in draw(seed, asked.count, asked.only))
     cases = [case for case in drawn if asked.case in (None, case.number)]
     if not cases:
-        parser.error(f"no case matches, of {asked.count} of a seed")
+        parser.error(f"no case matches the options; there are {asked.count} cases a seed")
     if asked.list:
         for case in cases:
             print(f"{case.seed}.{case.number:<4} {case}")
@@ -79,7 +79,7 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argpa
 
 
 def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
-    """Run the cases of each seed; print each that ends badly, with the command that repeats it."""
+    """Run the cases of each seed; print each case that ends badly, with the command that repeats it."""
 
     def show(outcome: Outcome) -> None:
         if not outcome.is_good or asked.case is not None:
@@ -125,7 +125,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """Of single-rank faults that a run did not survive, the fraction whose error names the rank."""
+    """Of single-rank faults that a run did not survive, the fraction whose error names the rank at fault."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 
@@ -197,7 +197,7 @@ if __name__ == "__main__":
     try:
         code = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # the reader of a pipe, such as `| head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)

@@ -59,7 +59,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file. An existing file is replaced only when the new file is complete.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

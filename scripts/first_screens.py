@@ -2,7 +2,7 @@
 
     python scripts/first_screens.py [00 …] [--out FOLDER]     written to dist/first_screens/
 
-The pages are made with still pictures, so no cell is run. They are opened in a headless Chromium, 1200 × 900
+The pages are made with still pictures, so no cell is run. A headless Chromium opens the pages, 1200 × 900
 and 400 × 800 pixels. Without a Chromium, the script says so and ends without an error.
 """
 

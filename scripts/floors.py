@@ -15,7 +15,7 @@ FACE = ("__init__", "__main__")
 
 
 def imports() -> dict[str, set[str]]:
-    """For each room, the rooms that its modules import; only relative imports cross rooms."""
+    """For each room, the other rooms that its modules import, always by relative imports."""
     paths = {path: path.relative_to(PACKAGE).parts for path in PACKAGE.rglob("*.py")}
     homes = {path: parts[0].removesuffix(".py") for path, parts in paths.items()}
     found: dict[str, set[str]] = {room: set() for room in homes.values() if room not in FACE}
@@ -36,7 +36,7 @@ def floors(below: dict[str, set[str]]) -> dict[str, int]:
 
 
 def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The pairs (room, imported room); one is left out if another imported room leads there, too."""
+    """The pairs (room, imported room), except those that follow from other imports of the room."""
 
     def reach(room: str) -> set[str]:
         return set().union(*({other} | reach(other) for other in below[room])) if below[room] else set()

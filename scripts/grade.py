@@ -33,11 +33,11 @@ def _run(*stages, _of=_builds.run, **how):
         open({path!r}, "a").write(".")
 _builds.run = _run
 """
-"""Before a test: each green stage writes a dot to a file, where a student's own lines do not count."""
+"""Runs before a build's test: each green stage writes a dot to a file, so a student's prints do not count."""
 
 
 def try_build(build: str, folder: Path) -> tuple[int, str]:
-    """Run a build's test beside the reference's other builds: points of green stages, and what went wrong."""
+    """Run a build's test beside the reference's other builds; returns its points, and what went wrong."""
     if not (folder / f"{build}.py").exists():
         return 0, f"{build}: not handed in"
     with TemporaryDirectory() as made, TemporaryDirectory() as other:
@@ -66,11 +66,11 @@ def answers() -> dict[tuple[str, ...], int]:
 
 
 def try_my_muon(folder: Path) -> tuple[int, str]:
-    """The points of a student's my_muon.py, each answer tried in the reference; and what went wrong."""
+    """Try each answer of a student's my_muon.py in the reference; returns its points, and what went wrong."""
     mine, points = keep.read_mine(folder), 0
     wrong = list(mine.problems)
     if not mine.blocks and not wrong:
-        wrong += [f"{keep.FILE}: no function in it that a checker of the course has written"]
+        wrong += [f"{keep.FILE}: no checker of the course has written a function into it"]
     for names, worth in answers().items():
         if set(names) <= set(mine.blocks):
             problem = keep.try_on_ranks({name: mine.blocks[name] for name in names})
@@ -80,7 +80,7 @@ def try_my_muon(folder: Path) -> tuple[int, str]:
 
 
 def main(folders: list[str]) -> None:
-    """Print a row for each folder; below it, what went wrong."""
+    """Print a row of points for each folder, and below the row what went wrong."""
     if lost := [name for name in folders if not Path(name).is_dir()] or ([] if folders else ["(none named)"]):
         sys.exit(f"{__doc__}\nno such folder: {', '.join(lost)}")
     most = [sum(answers().values()), *map(points_of, TESTS.values())]

@@ -3,7 +3,7 @@
     python scripts/gram.py
 
 writes results/gram.md and gram.json. Seconds are measured on four real ranks of one thread each, and the
-strategies take turns. It takes two minutes, and nothing else should run meanwhile.
+strategies take turns. The script takes two minutes, and nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # torch's checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
@@ -47,7 +47,7 @@ OPENING = (
     "all matrices of a bucket."
 )
 SIDES = ((96, 384), (384, 96), (512, 512))
-"""Wide and cut along columns; tall and cut along rows; square."""
+"""Shapes: a wide matrix, which tp cuts along columns; a tall one, cut along rows; a square one."""
 TP = (2, 4, 8)
 ONE_PROCESS = {STOCK: "gram", "gram": "gram", "minimax": "minimax"}
 """For each recipe of a parameter group: the recipe that runs the same iteration in one process."""
@@ -134,9 +134,9 @@ def distance_table(found: Sequence[Distance], command: str) -> Table:
         largest = {column: float(f"{max(values):.3g}") for column, values in measured.items()}
         rows.append({"orthogonalize": name, "spectrum": spectrum, "tp": tp, **largest})
     notes = (
-        "Each the largest over 96 × 384, 384 × 96 and 512 × 512, by the strategy's own step in a "
-        "`LocalWorld`. Distances are ‖X − Y‖/‖Y‖; error and ‖X‖₂ as `scripts/lab/quality.py` "
-        "measures them, against float64. The bounds stand in `orthogonalizers/gram.py`.",
+        "Each number is the largest over 96 × 384, 384 × 96 and 512 × 512, from the strategy's own step in a "
+        "`LocalWorld`. Distances are ‖X − Y‖/‖Y‖; `scripts/lab/quality.py` measures error and ‖X‖₂ in "
+        "float64. The bounds stand in `orthogonalizers/gram.py`.",
     )
     return Table("Distance from one process", tuple(rows), command, notes)
 
@@ -187,7 +187,7 @@ def bytes_table(command: str) -> Table:
             "by formula": FORMULAS[strategy](*WORKS[work], tp),
         }
         rows.append(row)
-    notes = ("On a ring, the mean over ranks; the agreement on which gradients exist is left out.",)
+    notes = ("Mean over ranks, on a ring, without the agreement on which gradients exist.",)
     return Table("Bytes that a rank sends", tuple(rows), command, notes)
 
 
@@ -247,9 +247,9 @@ def times_table(found: Sequence[StepTimes], command: str) -> Table:
             rows.append(row)
     rounds = len(next(iter(found[0].seconds.values())))
     notes = (
-        f"The slowest rank's, medians of {rounds} rounds in which contenders take turns; real ranks of "
-        "one thread. Four ranks on fewer cores take turns: there total work decides, and `gram` repeats "
-        "its n × n iteration on every rank. On a busy machine, trust the least.",
+        f"Seconds of the slowest of four real ranks of one thread: medians of {rounds} rounds in which "
+        "contenders take turns. If four ranks share fewer cores, total work decides, and `gram` repeats "
+        "its n × n iteration on every rank. On a busy machine, trust the ratio of least seconds.",
     )
     return Table(f"Seconds of a step, tp = {RANKS}", tuple(rows), command, notes)
 

@@ -3,8 +3,8 @@
     python scripts/measure.py
 
 writes results/README.md (Markdown), results/measure.json and three plots, with the machine, versions, date
-and command. It takes a few minutes. Interface counters need Linux and the right to make a network namespace
-(`unshare -n`); without these, their table is left out and the reason is given.
+and command. The script takes a few minutes. Interface counters need Linux and the right to make a network
+namespace (`unshare -n`); without these, their table is left out and the reason is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # torch's checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from muon_tutorial.evidence.tables import Table

@@ -4,8 +4,8 @@
 
 times every recipe on one layer of GPT-2 small and on 64 matrices of 128 × 128, on one thread. The contenders
 take turns. It writes results/newton_schulz.md, .json and .svg, and the lines in docs/evidence.md. If the CPU
-has bf16 instructions, a second process repeats this without them, as on older CPUs. It takes two minutes, and
-nothing else should run.
+has bf16 instructions, a second process repeats this without them, as on older CPUs. The script takes two
+minutes, and nothing else should run.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OPENING = (
     "`stock` is the default, with `torch.optim.Muon`'s bits; the other names are those of "
     "`orthogonalizers/named.py`, with their errors there, and `auto` takes for each shape the one that a "
     "calibration in the same run found the fastest. GPT-2 small has twelve such layers. No GPU was at hand. "
-    "Without bf16 units: the same CPU, oneDNN kept from its bf16 instructions. Its fp32 products stay as "
-    "fast as they are, so on an older CPU the ratios are smaller."
+    "Without bf16 units: the same CPU, oneDNN kept from its bf16 instructions. An older CPU also has slower "
+    "fp32 products, so its ratios are smaller."
 )
 
 

@@ -3,7 +3,7 @@
 papermill reports success when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
 callback raised (the error appears only in widget metadata) and when it is given a parameter that does not
 exist. ``watch`` runs inside the kernel and leaves evidence in outputs, which ``find_problems`` reads.
-It works however the notebook is executed.
+The guards work however the notebook is executed.
 
 Tags that allow intended problems: ``raises-exception``, ``stderr`` (text on stderr), ``child-may-fail``.
 """

@@ -146,7 +146,7 @@ def execute(
             cwd=folder,
             progress_bar=False,
             execution_timeout=CELL_LIMIT,
-            shutdown_kernel="immediate",  # else it waits for the fork server, which waits for the kernel
+            shutdown_kernel="immediate",  # otherwise the kernel and its fork server wait for each other
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed
@@ -229,7 +229,7 @@ def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
 
 
 def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
-    """Cells with other outputs than in a fresh run, except cells tagged ``volatile``."""
+    """Cells whose outputs differ from those of a fresh run, except cells tagged ``volatile``."""
 
     def shown(cell: NotebookNode) -> Any:
         return None if "volatile" in tags_of(cell) else cell.get("outputs")

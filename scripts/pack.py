@@ -4,8 +4,8 @@
 
 A copy is the committed notebook with its outputs, except for two cells. The first cell says that it is a
 copy. The set-up cell holds wheels of the package and of dependencies that a notebook host may lack. Running
-it unpacks them for that kernel only, and installs nothing. torch, numpy, matplotlib and ipywidgets come
-from the host.
+that cell unpacks the wheels for its kernel only, and installs nothing. torch, numpy, matplotlib and
+ipywidgets come from the host.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def installed(name: str) -> bytes:
     """The files of an installed pure-Python distribution, including its licence, as a zip archive.
 
     Raises:
-        UsageError: it is not installed, or its installation does not list its files.
+        UsageError: the distribution is not installed, or its installation does not list its files.
     """
     try:
         found = distribution(name).files or []

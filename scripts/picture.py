@@ -2,10 +2,11 @@
 
     python scripts/picture.py
 
-The run is the recording that comes with the package. For every moment of the step, it holds each rank's boxes
-of a matrix, the rank that sent each, and a hash of their bytes. The film is one SVG animated with CSS, so it
-plays in an ``<img>``. A browser without such animation shows the first picture. Readers who prefer reduced
-motion get all moments on one sheet, because some browsers do not pass this preference on to images.
+The run is the recording that comes with the package. For every moment of the step, the recording holds each
+rank's boxes of a matrix, the rank that sent each, and a hash of their bytes. The film is one SVG animated
+with CSS, so it plays in an ``<img>``. A browser without such animation shows the first picture. Readers who
+prefer reduced motion get all moments on one sheet, because some browsers do not pass this preference on to
+images.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Flight = tuple[int, int, int, bool]
 class Piece:
     """A box of the matrix that a rank holds at a moment, and the rank that sent the box (``source``).
 
-    If ``stays`` is False, the rank only adds it to its own box.
+    If ``stays`` is False, the rank only adds this box to its own.
     """
 
     rank: int
@@ -230,7 +231,6 @@ def _motion(moving: Mapping[Flight | None, str]) -> str:
 
 
 def alt(run: Recording) -> str:
-    """The film's alt text, made from the run."""
     rows, columns = run.shapes[run.busiest()]
     named = letters(run, run.busiest())
     moments = " ".join(f"{number}: {title}." for number, title in enumerate(TITLES))

@@ -11,7 +11,7 @@ HEADER = re.compile(
 )
 """The line above an exercise."""
 POINTS = {"Easy": 1, "Medium": 2, "Hard": 4}
-"""Of an exercise, by its level. Each stage of a build's test counts as a hard exercise."""
+"""Points of an exercise, by its level. Each stage of a build's test counts as a hard exercise."""
 
 
 def text_of(lesson: str) -> str:

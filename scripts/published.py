@@ -36,7 +36,7 @@ OPENING = (
     "collectives and operations are exact arithmetic: agreement shows that we understood what was published, "
     "and no more. Seconds follow from a machine's file of datasheets and estimates: they are predictions. "
     "Every number is compared in size. Where shapes or hardware were not published in full, we filled in the "
-    "rest, and the row says *assumed*. The sign is compared where it could have been another."
+    "rest, and the row says *assumed*. Where the sign could have been another, it is compared, too."
 )
 
 
@@ -111,7 +111,7 @@ def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
 
 
 def write(asked: argparse.Namespace, _: str) -> None:
-    """Compute every row and write both files; they name the same command for any folder."""
+    """Compute every row and write both files, which name the same command for any folder."""
     folder, comparisons = made(asked.out), compare_all()
     data = json.dumps(as_data(comparisons, COMMAND), indent=1, ensure_ascii=False)
     write_whole(folder / "published.md", as_markdown(comparisons, COMMAND))

@@ -100,7 +100,7 @@ def answer(
 
 
 def command_line(stem: str, arguments: Sequence[str] | None) -> str:
-    """The command that calls a script with these arguments, by default with the process's own."""
+    """The command that calls a script with these arguments, by default with those of this process."""
     return shlex.join(["python", f"scripts/{stem}.py", *(sys.argv[1:] if arguments is None else arguments)])
 
 

@@ -3,9 +3,9 @@
     python scripts/rounds.py
 
 writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
-measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
-steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need no
-core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
+measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. Both files also
+hold steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need
+no core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
 script takes five minutes.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # torch's checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
@@ -57,26 +57,28 @@ SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 30
 ONE, ALL = 1, None  # bytes of a round: ``ONE`` gives each owner one matrix; ``ALL`` is the default limit
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
-    "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "
-    "part of the matrices in a process of its own, and nothing travels. The fastest of three steps.",
+    "The fastest of three steps, with default options except ``--orthogonalize`` in the command. *apart*: "
+    "each rank steps its part of the matrices in a process of its own, and nothing travels.",
 )
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
     "of their own, and matrices are small, so that messages cost little. *a round*: one matrix per owner, as "
     "if every matrix were larger than the limit, or as many as the default limit allows. Messages are real. "
-    "*seconds*: from when the last rank begins until the last rank ends. *best*: the fair share of the "
-    "sleep, or the longest one; for equal matrices, as many as the busiest rank must have. *without sleep*: "
-    "seconds of the same step if no matrix sleeps, which is what messages and Python take, with all ranks on "
-    "this machine's cores. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
-    "momentum, measured without sleep, and predicted by the same step on tensors without data.",
+    "*seconds*: from when the last rank begins until the last rank ends. *best*: an even share of the "
+    "sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
+    "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
+    "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
+    "step held besides parameters, gradients and momentum, measured without sleep, and predicted by the same "
+    "step on tensors without data.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SleepCase:
-    """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz, ``seconds`` for the costliest.
+    """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz.
 
-    ``limit``: the strategies' ``round_bytes``; None leaves the default.
+    ``seconds``: the sleep for the costliest matrix. ``limit``: the strategies' ``round_bytes``; None leaves
+    the default.
     """
 
     name: str
@@ -256,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     if min(asked.ranks) < 2:
-        parser.error(f"--ranks are at least 2; got {min(asked.ranks)}")
+        parser.error(f"--ranks must be at least 2, got {min(asked.ranks)}")
     command, steps = command_line("rounds", arguments), []
     out = made(asked.out)
     for case in [] if asked.only == "real" else cases(asked.ranks):

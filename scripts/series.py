@@ -60,7 +60,7 @@ def with_series(text: str, lesson: series.Lesson) -> str:
     A set-up cell tagged ``hero`` keeps its place, and its last lines show the lesson's picture.
 
     Raises:
-        UsageError: the text has no place for them.
+        UsageError: the text has no place for these parts.
     """
     if not (_PARAMETERS_HEAD in text or HERO_HEAD in text) or not _LINKS.search(text):
         raise UsageError(f"the text of lesson {lesson.number} has no list of links or no `parameters` cell")

@@ -4,10 +4,10 @@
     python scripts/step_benchmark.py --device cuda
 
 times steps over the hidden matrices of some layers of GPT-2 small. The contenders are this Muon with every
-recipe, torch.optim.Muon, and the Muons of the packages in the extra `peers`. They take turns on one thread.
-Then it times this Muon on 1, 2, 4 and 8 real ranks. It writes results/step_benchmark.md, .json and .svg, and
-the lines that docs/evidence.md quotes. It takes some minutes, and nothing else should run. On CUDA there is
-one rank per GPU.
+recipe, torch.optim.Muon, and the Muons of the packages in the extra `peers`. The contenders take turns on one
+thread. Then it times this Muon on 1, 2, 4 and 8 real ranks. It writes results/step_benchmark.md, .json and
+.svg, and the lines that docs/evidence.md quotes. The script takes some minutes, and nothing else should run.
+On CUDA there is one rank per GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # torch's checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs its own begin and end
 

@@ -2,7 +2,7 @@
 
     python scripts/step_times.py
 
-measures more than sixty configurations. It predicts them from calibrations of this machine, which time only
+measures more than sixty configurations. Predictions come from calibrations of this machine, which time only
 single collectives and operations. One calibration runs before each link's steps, and one after them. The step
 is the package's own; all parameters and gradients hold 1. The script also compares sending gradients during
 backward and after it. It writes results/step_times.md, .json and .svg in ten minutes, and nothing else should
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # torch's checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
@@ -179,10 +179,9 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
         for (case, measured), predicted in zip(found, said, strict=True)
     ]
     notes = (
-        "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
-        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited "
-        "loopback is a bus of that bandwidth which all ranks share, and which saves up what its token bucket "
-        "holds.",
+        "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: `TimedWorld` "
+        "with the mean of a calibration before and one after each link's steps. It predicts a limited "
+        "loopback as a bus that all ranks share, with a token bucket as in tc.",
     )
     return Table(TITLE, tuple(rows), command, notes)
 
@@ -328,8 +327,9 @@ def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: 
         for case, its in found
     ]
     notes = (
-        f"{LAYERS} matrices of {WIDTH} × {WIDTH} in fp32, a matrix a bucket. From before `backward()` until "
-        "`ready_gradients()` has returned, on the slowest rank; medians of rounds that take turns.",
+        f"{LAYERS} matrices of {WIDTH} × {WIDTH} in fp32, a matrix a bucket. Times are from before "
+        "`backward()` until `ready_gradients()` has returned, on the slowest rank; medians of rounds that "
+        "take turns.",
     )
     return Table(REDUCTIONS, tuple(rows), command, notes)
 

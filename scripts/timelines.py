@@ -6,7 +6,7 @@ python scripts/timelines.py --again               # results/timelines* once more
 
 Records steps of zero1 and owner with windows 1 and 3 on the loopback and, if the machine can limit it
 (scripts/shaped.sh), on a bus of --rate. Compares each phase of each rank with the timed world's prediction
-for the same plan. Calibrates this machine before and after. Nothing else should run meanwhile.
+for the same plan. Calibrates this machine before and after the steps. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

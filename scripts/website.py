@@ -24,7 +24,7 @@ COPIES = "notebooks"
 
 
 def write(target: Path, still: bool = False) -> None:
-    """Write the site. Copies come first: if a copy was edited, this fails before anything is written."""
+    """Write the site. Copies come first: an edited copy is refused before anything is written."""
     pack.write(target / COPIES)
     with pages.beside(1) as pool:
         recorded = pool.submit(essay.write, target)

@@ -7,6 +7,6 @@
 ``torch_collectives``  the collectives of DDP, FSDP2 and other parts of torch, recorded like the package's own
 ``kernel_counters``    bytes sent, as the kernel counts them
 
-It imports the optimizer and the course, and neither imports it. Run its scripts from a checkout: each puts
-the checkout on ``sys.path``, and ``launch()`` passes that path on to the ranks.
+The lab imports the optimizer and the course, and neither imports the lab. Run its scripts from a checkout:
+each puts the checkout on ``sys.path``, and ``launch()`` passes that path on to the ranks.
 """

@@ -1,8 +1,9 @@
 """Reads the kernel's own counters of the bytes that this process has really sent. Linux only.
 
-``tcp_sent`` reads TCP's counter of each socket that the process holds. It gives one rank's bytes, and needs
-no privilege. ``interface_sent`` reads a network interface. It gives all ranks' bytes with headers and
-acknowledgements, so nothing else may use the interface; a separate network namespace ensures that.
+``tcp_sent`` reads TCP's counter of each socket that the process holds. This counter gives one rank's bytes,
+and needs no privilege. ``interface_sent`` reads a network interface. The interface counts all ranks' bytes
+with headers and acknowledgements, so nothing else may use the interface; a separate network namespace ensures
+that.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ LARGEST_VALUE = 1.45
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """``values`` maps indices k = 1 … n to singular values. If it is None, a Gaussian matrix is not changed.
+    """``values`` maps indices k = 1 … n to singular values. If ``values`` is None, a Gaussian matrix is not
+    changed.
 
     ``held_to`` is the limit of a drop-in: stock's error, a constant error, or only a largest singular value.
     """
@@ -72,7 +73,8 @@ class Sample:
 
 
 def draw_samples(rows: int, columns: int, seed: int = 0) -> dict[str, Sample]:
-    """Draw a matrix with each spectrum. All have the same singular vectors, which are uniformly random.
+    """Draw a matrix with each spectrum. All matrices have the same singular vectors, which are uniformly
+    random.
 
     >>> sample = draw_samples(16, 12)["rank 8"]
     >>> sample.U.shape, sample.V.shape

@@ -26,7 +26,7 @@ from muon_tutorial.evidence.traces.time_intervals import measure
 from muon_tutorial.learn.cheaper import published_traces
 from muon_tutorial.learn.cheaper.published_traces import MB, SOURCE, Ratio, StepSizes, TraceSummary
 
-WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # the published sums cover these
+WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # events that the report sums
 FILES = {
     "adamw": "trace_adamw_FULLSTEP_rank0.json",
     "adamw_async": "trace_adamw_FULLSTEP_async_rank0.json",

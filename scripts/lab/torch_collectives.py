@@ -1,7 +1,7 @@
 """Counts the collectives of DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor from outside, in a ledger.
 
-They issue their collectives through the dispatcher, where a ``TorchDispatchMode`` sees each one with its
-tensors and its group. An operator that moves data and is not listed here raises an error.
+Torch's parts issue their collectives through the dispatcher, where a ``TorchDispatchMode`` sees each one with
+its tensors and its group. An operator that moves data and is not listed here raises an error.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TorchCollectives(CountingMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # then DTensor calls operations on local tensors; those calls come here
+            return NotImplemented  # DTensor then calls operations on local tensors, which come here
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, but TorchCollectives cannot count it")

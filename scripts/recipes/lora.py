@@ -1,7 +1,7 @@
 """LoRA by peft, under DDP: torchrun --standalone --nproc-per-node 2 scripts/recipes/lora.py
 
-The optimizer is made after ``get_peft_model``, which freezes the model and adds the adapters. It trains as
-``ddp.py`` does; only adapters are saved.
+The optimizer is made after ``get_peft_model``, which freezes the model and adds the adapters. The adapters
+train as in ``ddp.py``, and only adapters are saved.
 """
 
 import torch

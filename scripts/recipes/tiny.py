@@ -1,6 +1,6 @@
 """Shared by the recipes: a tiny GPT, sequences to learn, a learning rate's schedule, and one command line.
 
-It contains no optimizer and no framework, because the recipes show these.
+This file contains no optimizer and no framework, because the recipes show these.
 """
 
 import argparse

@@ -45,9 +45,9 @@ class ContenderMemory:
 class ContenderCost:
     """The costs of one contender on one rank.
 
-    ``asked``: the requests of a step, summed. ``wire``: what Gloo should send for them. ``tcp``: the bytes
-    that the kernel counted; None if it has no counter. ``learn``, ``finish`` and ``collectives``: seconds,
-    one per step.
+    ``asked``: the requests of a step, summed. ``wire``: what Gloo should send for these requests. ``tcp``:
+    the bytes that the kernel counted; None if it has no counter. ``learn``, ``finish`` and ``collectives``:
+    seconds, one per step.
     """
 
     asked: LedgerRow
@@ -60,7 +60,7 @@ class ContenderCost:
 
 
 def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
-    """Measure every contender. They take turns in one run, so that other load slows all of them alike."""
+    """Measure all contenders. Contenders take turns, so that other load slows all of them alike."""
     contenders = {name: _warm(name, work) for name in names}
     asked = {name: _asked(contender, work) for name, contender in contenders.items()}
     wires = {name: _wire(asked[name]) for name in names}
@@ -114,7 +114,7 @@ def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceC
 
 
 def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
-    """Run ``repeats`` steps between two readings of the interface; this rank sends ``wire`` in each."""
+    """Run ``repeats`` steps between two readings of the interface; this rank sends ``wire`` in each step."""
     before = _settled_interface()
     for index in range(repeats):
         step(index)

@@ -114,7 +114,7 @@ def over_tp(work: Workload, world: LiveWorld) -> GPT:
 
 
 def hidden_matrices(width: int, layers: int, cut: bool) -> list[Matrix]:
-    """A transformer's hidden matrices. If ``cut``, they are cut over tp as in Megatron-LM."""
+    """A transformer's hidden matrices; with ``cut``, tp cuts them as in Megatron-LM."""
     rows = [(name, (width, width), 0) for name in "qkv"] + [("o", (width, width), 1)]
     rows += [("up", (4 * width, width), 0), ("down", (width, 4 * width), 1)]
     named = [(f"{layer}.{name}", sides, dim) for layer in range(layers) for name, sides, dim in rows]
@@ -155,7 +155,7 @@ def step_each(
 ) -> Contender:
     """A contender whose optimizers step one after the other.
 
-    ``averages``: ``finish`` first averages gradients over dp, in one buffer. Otherwise the model has done so.
+    ``averages``: ``finish`` first averages gradients over dp, in one buffer; otherwise backward does it.
     """
     model = make_model(work, world)
     optimizers = make_optimizers(model)

@@ -62,10 +62,11 @@ def bytes_table(costs: Costs, command: str) -> Table:
 def ratios_table(costs: Costs, command: str) -> Table:
     rows = tuple(_ratio_row(name, costs[name], costs[other]) for name, other in AGAINST.items())
     notes = (
-        "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are of the slowest "
-        "rank, each round's ratio taken within the round, then the median over rounds; the two columns after "
-        "it hold the ratio's quartiles. `collectives alone` asks for a step's collectives again with nothing "
-        "to compute in between. With tensor parallelism the bytes hold the activations that both move.",
+        "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are those of the "
+        "slowest rank: a ratio is taken in each round, and the table has the median of these ratios and, in "
+        "the next two columns, their quartiles. `collectives alone` repeats a step's collectives with "
+        "nothing to compute in between. With tensor parallelism the bytes include activations, for Muon and "
+        "AdamW.",
     )
     return Table("Muon against AdamW", rows, command, notes)
 
@@ -134,8 +135,8 @@ def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
     )
     notes = (
         "The optimizer's work does not grow with the batch, forward and backward do: Muon's extra time is a "
-        "part of the step that shrinks. Above 1, Muon takes longer. Each round's ratio is taken within the "
-        "round, then the median over rounds, with its quartiles.",
+        "part of the step that shrinks. Above 1, Muon takes longer. A ratio is taken in each round; "
+        "the table has the median of these ratios and their quartiles.",
     )
     return Table("Where the extra time vanishes: larger batches", rows, command, notes)
 
@@ -156,7 +157,7 @@ def seconds_table(costs: Costs, command: str) -> Table:
         }
         rows.append(row)
     notes = (
-        "Medians over rounds of the slowest rank; four ranks of one thread each on two shared cores, so read "
+        "Medians over rounds, for the slowest rank. Four ranks of one thread each share two cores, so read "
         "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
         "others in the optimizer's part.",
     )
@@ -212,7 +213,7 @@ class Peak:
 
 
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
-    """A walk that makes the requests of ``walk``. At each, it notes the peak since the previous request.
+    """A walk that makes the requests of ``walk``, and at each request notes the peak since the previous one.
 
     ``peaks`` gets each phase's largest peak; the peak after the last request has the phase ``AFTER``.
     Run the walk only inside ``with seen``.
@@ -221,7 +222,7 @@ def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
     phase = ""
     while phase != AFTER:
         try:
-            turn = walk.send(answers.pop())  # no other reference is kept, so the walk decides when to free it
+            turn = walk.send(answers.pop())  # no other reference: the walk decides when to free an answer
         except StopIteration:
             turn, phase = None, AFTER
         request = turn.request if isinstance(turn, Start) else turn
@@ -278,8 +279,8 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
     notes = (
         f"Bytes, at the rank that holds most, with `round_bytes={round_bytes:_}` and five Newton–Schulz "
         "steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` cuts it over dp. "
-        "The peak is what a step adds to that, one round at a time. It is predicted by walking the step over "
-        "the meta device; a backend may keep a buffer a moment longer.",
+        "The peak is what a step adds to parameters, gradients and momentum, one round at a time. It is "
+        "predicted by walking the step over the meta device; a backend may keep a buffer a moment longer.",
     )
     title = f"Memory of the strategies: {grid}, rounds of {round_bytes / 1e6:g} MB"
     return Table(title, tuple(rows), command, notes)
@@ -290,7 +291,7 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFit:
-    """Counts over all ranks. The overhead is fitted to those in ``fit``; those in ``steps`` check the fit."""
+    """Counts over all ranks: ``fit``, to which the overhead is fitted, and ``steps``, which check the fit."""
 
     fit: tuple[InterfaceCount, ...]
     steps: tuple[InterfaceCount, ...]
@@ -327,9 +328,10 @@ def counters_table(counters: InterfaceFit, command: str) -> Table:
         for one, off in zip(counters.steps, errors(counters), strict=True)
     )
     notes = (
-        "All four ranks and three steps, loopback in a network namespace of its own. Overhead fitted to "
-        f"all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 ranks, then "
-        f"fixed: {a:.4f} × TCP bytes + {b:.1f} bytes per message or notice (headers and acknowledgements).",
+        "Bytes of four ranks in three steps, on the loopback of a separate network namespace. The overhead "
+        f"was fitted to all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 "
+        f"ranks, then fixed: {a:.4f} × TCP bytes + {b:.1f} bytes per message or notice (headers and "
+        "acknowledgements).",
     )
     return Table("Interface counters", rows, command, notes)
 

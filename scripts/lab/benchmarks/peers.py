@@ -1,7 +1,7 @@
 """The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as possible.
 
 Each ``Peer``'s fields and the tables list the remaining differences; seconds must be compared with these in
-mind. A package is imported when its contender is made. If it is not installed, or fails here, it is left out,
+mind. A package is imported when its contender is made. One that is not installed, or fails here, is left out,
 and a note says why.
 """
 
@@ -66,7 +66,7 @@ class Peer:
         """Import the package.
 
         Raises:
-            UsageError: it is not installed, or cannot be imported; the message is a line to print.
+            UsageError: the package is not installed, or cannot be imported; the message is a line to print.
         """
         try:
             source = f"{self.package} {version(self.package)}"
@@ -132,7 +132,7 @@ PEERS: tuple[Peer, ...] = (
         _make_timm,
         KELLER_JORDAN_TEXT,
         "one by one",
-        "asked for ns_coefficients='original'; its default are You Jiacheng's",
+        "asked for ns_coefficients='original'; by default it takes You Jiacheng's",
     ),
     Peer(
         "pytorch-optimizer",
@@ -148,7 +148,7 @@ PEERS: tuple[Peer, ...] = (
         lambda module, params: module.Muon(params, betas=(MOMENTUM, 0.99), nesterov=True, **SETTINGS),
         "You Jiacheng",
         "one by one",
-        "its coefficients cannot be chosen; rounds to bf16 at random; compiled by torch.compile as it ships",
+        "its coefficients cannot be chosen; rounds to bf16 at random; its package uses torch.compile",
         compiles=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""Makes the tables of predictions. They need no processes, so they cover thousands of ranks."""
+"""Makes the tables of predictions. Predictions need no processes, so they cover thousands of ranks."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def gloo_table(command: str) -> Table:
         }
         rows.append(row)
     notes = (
-        "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
-        "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
+        "Bytes as fractions of S, the bytes of the whole tensor. Gloo's figures, with its 48-byte preambles "
+        "added, equal the kernel's TCP counters to the byte (`tests/evidence/test_gloo_bytes.py`).",
     )
     return Table("One collective: ring and Gloo", tuple(rows), command, notes)
 
@@ -72,12 +72,12 @@ def sample_request(
 def strategies_table(command: str) -> Table:
     rows = tuple(_strategy_rows(4))
     notes = (
-        f"Bytes a rank sends in a step as rings do, 4 ranks, {_count(_even()):,} elements in Muon's "
-        "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
-        "out. The whole step holds what comes before, too: DDP's all_reduce of the gradients for "
-        "`round_robin`, FSDP2's three moves for `owner`, a mean over ranks. The ratios are of whole steps. "
-        "(1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. With g = 4, "
-        "p = 2, the sign over DDP turns round: `zero1, boundary` and ZeRO-1 AdamW both send less than DDP.",
+        f"Bytes that a rank sends in a step on a ring of 4 ranks, with {_count(_even()):,} elements in "
+        "Muon's matrices, without tensor parallelism and without the agreement on which gradients exist (8 "
+        "bytes a parameter). The whole step includes what is sent before it: DDP's all_reduce of the "
+        "gradients for `round_robin`, FSDP2's three moves for `owner` (a mean over ranks). The ratios are of "
+        "whole steps. (1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. With "
+        "g = 4 and p = 2, `zero1, boundary` and ZeRO-1 AdamW both send less than DDP.",
     )
     return Table("The strategies: formula and ledger", rows, command, notes)
 
@@ -208,7 +208,7 @@ def regimes_table(command: str) -> Table:
     notes = (
         "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. With "
         '`gather="all"`, the bound of 1.25 holds only in the first row: without tensor parallelism, with '
-        'g = p = 4. The last column is of `gather="all"`.',
+        'g = p = 4. The last column is for `gather="all"`.',
     )
     return Table("Where the gain vanishes: grids and dtypes", tuple(rows), command, notes)
 

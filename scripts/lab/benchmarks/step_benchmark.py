@@ -1,9 +1,9 @@
 """Measures whole steps: this Muon with each ``orthogonalize=``, torch's Muon, and other packages' Muons.
 
 All contenders step the same parameters with the same gradients, in turns within one process, so that other
-load on the machine slows all of them alike. Each has a momentum of its own. The first step of each
-contender is not timed. It shows how much memory a step takes, which products it computes, and how close its
-update is to torch's.
+load on the machine slows all of them alike. Each contender has a momentum of its own. The first step of each
+contender is not timed. That step shows how much memory a step takes, which products it computes, and how
+close its update is to torch's.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def work_table(run: StepRun, command: str) -> Table:
         for one in run.steps
     )
     notes = (
-        "All have a momentum of 0.95 (an average, not a sum), Nesterov's, and decoupled decay. Products and "
-        "their dtype are the profiler's, in the first step; those inside compiled code may escape it. The "
-        "cosine compares first updates of the same gradient, over a layer.",
+        "All contenders use Nesterov momentum of 0.95 (an average, not a sum) and decoupled decay. The "
+        "profiler counts products and their dtypes in the first step; it may miss products inside compiled "
+        "code. The cosine compares two contenders' first updates of a layer, made from the same gradient.",
     )
     return Table("What each of them does", rows, command, notes)

@@ -1,8 +1,8 @@
 """Measures a step with PyTorch's profiler: its extra memory, and its matrix products.
 
-It works for every contender, from any package and on any device, because PyTorch reports all its
-allocations, also in compiled code. It does not see memory that a library such as oneDNN allocates by
-itself.
+The measurement works for every contender, from any package and on any device, because PyTorch reports all its
+allocations, also in compiled code. The profiler does not see memory that a library such as oneDNN allocates
+by itself.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double"
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """``peak``: the most bytes that were allocated beyond those at the beginning. ``left``: how many of
-    them were left at the end. ``operations``: floating-point operations of matrix products, by dtype."""
+    """``peak``: the most bytes that were allocated beyond those at the beginning. ``left``: how many of these
+    bytes were left at the end. ``operations``: floating-point operations of matrix products, by dtype."""
 
     peak: int
     left: int
@@ -78,7 +78,6 @@ Made = TypeVar("Made", bound=Optimizer)
 
 
 def watch_first_step(make: Callable[[], Made], device: torch.device) -> tuple[Made, StepWork]:
-    """Make an optimizer, and watch its first step."""
     made: list[Made] = []
 
     def begin() -> None:

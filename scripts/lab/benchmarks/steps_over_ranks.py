@@ -158,8 +158,9 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
         f"Medians and quartiles of {len(base)} steps of the slowest rank, one thread a rank, "
         f"`orthogonalize={orthogonalize!r}`; `times one rank` is the median of the ratios within each turn. "
         "Every rank holds all parameters and their averaged gradients. Memory is that of the rank with most: "
-        "`peak MB` beyond parameters, gradients and momentum, while the optimizer was made and took its "
-        f"first step. {APART.capitalize()}: what `owner` could reach on 2 ranks if nothing had to travel.",
+        "`peak MB` is what it allocated beyond parameters, gradients and momentum, while the optimizer was "
+        f"made and took its first step. {APART.capitalize()}: what `owner` could reach on 2 ranks if "
+        "nothing had to travel.",
         *(f"{text[0].upper()}{text[1:]}." for text in ratios(found)),
     )
     return Table("Whole steps over ranks", tuple(rows), command, notes)
@@ -171,7 +172,7 @@ def ratios(found: Sequence[RankSteps]) -> list[str]:
     for name in (OWNER, OVERLAPPED):
         goals = {
             f"`{name}` on 2 ranks is {{:.2f}} times as fast as on one": RankCase(OWNER, 1),
-            "its speed on 2 ranks is {:.2f} of the two halves'": RankCase(APART, 2),
+            "on 2 ranks it is {:.2f} times as fast as two that step half each alone": RankCase(APART, 2),
             f"`{name}` on 8 ranks takes {{:.2f}} times as long as on 2": RankCase(name, 8),
         }
         two = RankCase(name, 2)

@@ -17,7 +17,7 @@ Key = TypeVar("Key")
 
 
 def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[Key, list[float]]:
-    """One rank's seconds of each step, by round, after a round to warm up. All ranks of a group must call."""
+    """One rank's seconds of each step, by round, after a round to warm up. All ranks of a group call this."""
     seconds: dict[Key, list[float]] = {one: [] for one in steps}
     for number in range(rounds + 1):
         for one, step in steps.items():

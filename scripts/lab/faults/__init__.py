@@ -7,5 +7,5 @@ a node or its link away. ``judge`` turns the observations into a verdict; result
 oracle, ``torch.optim.Muon`` in one process. ``campaign`` runs all cases, and ``scripts/faults.py`` writes the
 table.
 
-It uses the package's public surface and its launching; nothing in the package imports it.
+The campaign uses the package's public surface and its launching; nothing in the package imports the campaign.
 """

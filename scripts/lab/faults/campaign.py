@@ -41,7 +41,7 @@ class Campaign:
         self.mark = f"campaign-{os.getpid()}"
         os.environ[MARK] = self.mark
         if server() is not None:
-            warm_server().close()  # the server was started without the mark; the next launch starts another
+            warm_server().close()  # this fork server lacks the mark; the next launch starts another
         self._saves: Path | None = None
         self._usual: list[broken_saves.Undisturbed] = []
 
@@ -145,7 +145,7 @@ def _of_error(case: Case, error: Exception) -> Seen:
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
     if first.startswith("no rank failed by itself"):
-        blamed = None  # the error is attached to a rank that only waited
+        blamed = None  # the error is reported for a rank that only waited
     # A data fault must give one of the package's own errors; a killed process need not.
     bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first
     return Seen(message=first, message_type=kind, named=not bare, blamed=blamed, signals=theirs)

@@ -20,7 +20,7 @@ from muon_tutorial.step.parameter_state import local_part
 from . import job
 from .job import Blueprint, Rig
 
-HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
+HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two such values is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
 """Faults that leave a rank without a gradient. If the step averages, the missing gradient counts as zero."""
@@ -33,8 +33,8 @@ class DataFault:
     ``everywhere``: all ranks are faulty. ``ready``: all ranks call ``ready_gradients()`` before the strike.
     ``repairable``: a step that was refused succeeds once ``repair`` has run and gradients are new. ``turns``:
     how often the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports
-    the error. ``needs_guard``: only a comparison of ranks during the run can detect it. ``fits``: whether it
-    applies to a strategy, dp and tp.
+    the error. ``needs_guard``: only a comparison of ranks during the run can detect the fault. ``fits``:
+    whether the fault applies to a strategy, dp and tp.
     """
 
     build: Callable[[Blueprint, Random], Blueprint] | None = None
@@ -72,7 +72,7 @@ def _one_entry(value: float) -> Callable[[Rig, Random], None]:
 
 
 def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
-    """A strike that sets ``grad.data`` to another tensor. Torch checks neither its shape nor its dtype."""
+    """A strike that sets ``grad.data`` to another tensor. Torch checks neither the shape nor the dtype."""
 
     def strike(rig: Rig, dice: Random) -> None:
         grad = _grad(pick(dice, rig))

@@ -27,7 +27,8 @@ SHARES: Mapping[str, float] = {
 
 
 def draw(seed: int, size: int, only: str = "") -> list[Case]:
-    """The cases of a seed and size. A longer campaign does not begin with the cases of a shorter one.
+    """The cases of a campaign with this seed and size. A longer campaign does not begin with the cases of a
+    shorter one.
 
     ``only``: only cases of kinds with these words in their name.
     """

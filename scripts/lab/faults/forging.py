@@ -1,7 +1,8 @@
 """Forges checkpoints: adds objects that run code when unpickled, or file names that lead out of the folder.
 
-It then corrects the manifest's hashes, so only a loader that avoids pickle is safe. It knows two formats:
-the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and this package's ``manifest.json``.
+The forger then corrects the manifest's hashes, so only a loader that avoids pickle is safe. This module knows
+two formats: the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and this package's
+``manifest.json``.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:
     """The whole gradient of one matrix at a dp position."""
     mean, spread = _grains(step, index, tuple(plan.wholes[index].shape))
     places = at.size("dp")
-    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # these add up to zero over dp
+    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # the offsets add up to zero over dp
     return (mean + off * spread) * 2.0**-6
 
 
@@ -240,5 +240,5 @@ def like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """A tensor's bytes. Comparing them compares all bits, so equal NaNs are equal."""
+    """A tensor's bytes, for comparisons of all bits, in which NaNs of the same bits are equal."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -68,7 +68,7 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
     """Two nodes joined by a link.
 
     Raises:
-        NoNamespacesError: the kernel does not allow it.
+        NoNamespacesError: the kernel does not allow the namespaces.
     """
     with contextlib.ExitStack() as ended:
 
@@ -174,7 +174,7 @@ class Job:
                 time.sleep(dice.uniform(0.0, 5.0))
                 self.agents[1] = self.start(right)
         seen = len(losses(self.run))
-        # Resumed ranks write a new file. But a link may be up again before any rank has used it.
+        # Resumed ranks write a new file. If the link is up again before any rank uses it, no rank is resumed.
         while file.stat().st_ino == before and not (kind == "link" and len(losses(self.run)) > seen):
             if time.monotonic() > lost + PATIENCE:
                 raise TimeoutError("the job did not resume")
@@ -186,8 +186,8 @@ class Job:
 def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
-    """Run a job that several times loses a node or link. Returns whether it ends like an undisturbed one,
-    and the seconds from each loss to the next step."""
+    """Run a job that several times loses a node or link. Returns whether the job ends like an undisturbed
+    one, and the seconds from each loss to the next step."""
     whole = folder / "alone"
     command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
     subprocess.run([*command, "--out", "alone"], cwd=folder, check=True, capture_output=True)

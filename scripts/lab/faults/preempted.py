@@ -49,7 +49,8 @@ class Trial:
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended in time, with the signal's code, and with a whole checkpoint if it took a step.
+        """Whether the run ended in time, with the signal's code, and with a whole checkpoint if it took a
+        step.
 
         If a SIGUSR1 comes before a handler is set, it ends the process, which has nothing to lose yet.
         """

@@ -16,8 +16,8 @@ from muon_tutorial.step.parameter_state import local_part
 
 from . import job
 
-REST = ((7, 3), (6,))  # for AdamW
-OTHER = 7.0  # the values of a model before a load
+REST = ((7, 3), (6,))  # shapes of AdamW's parameters
+OTHER = 7.0  # the value of all parameters of a model before a load
 
 
 class Model(nn.Module):

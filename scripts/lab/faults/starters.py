@@ -97,14 +97,14 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
     started = start(case.number, folder, (*run, *program))
     wait_until(lambda: (folder / STRUCK).exists() or started.process.poll() is not None, STARTING)
-    if kills_agent:  # then the ranks must end by themselves
+    if kills_agent:  # without their agent, the ranks must end by themselves
         started.end()
         orphans = left_behind(started.mark)
         return Seen(orphans=orphans, equal=not orphans)
     in_time = started.wait(LIMIT + LATE)
     seconds = since_struck(folder)
     started.end()
-    orphans = left_behind(started.mark)  # these count as orphans only if torchrun ended by itself
+    orphans = left_behind(started.mark)  # they count as orphans only if torchrun ended by itself
     words = started.words()
     found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
     own = [
@@ -197,7 +197,7 @@ COMMAND_LINE: Mapping[str, Shell] = {
 
 
 def by_command_line(case: Case, folder: Path) -> Seen:
-    """Run one disturbed ``train``. It must end with a one-line error, with the right code, and in time."""
+    """Run one disturbed ``train``, which must end in time, with a one-line error and the right exit code."""
     shell, dice = COMMAND_LINE[case.kind], case.random
     started = start(case.number, folder, shell.words)
 

@@ -35,7 +35,7 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def _stop_for(seconds: float) -> None:
-    """Stop this process (SIGSTOP). A child process wakes it, because it cannot wake itself."""
+    """Stop this process (SIGSTOP) until a child process wakes it."""
     pid = os.getpid()
     if os.fork() == 0:
         time.sleep(seconds)
@@ -135,7 +135,7 @@ class Requests:
 
 
 class Gift:
-    """An argument that strikes its rank when it is unpickled there."""
+    """An argument of a rank's function that strikes the rank while the rank unpickles it."""
 
     def __init__(self, case: Case, folder: str) -> None:
         self.case, self.folder = case, folder
@@ -151,7 +151,7 @@ def _unwrap(case: Case, folder: str) -> Gift:
 
 
 class Parting:
-    """A return value that strikes its rank when it is pickled there."""
+    """A rank's return value that strikes the rank while the rank pickles it."""
 
     def __init__(self, record: RankRecord, hit: Trigger) -> None:
         self.record, self._hit = record, hit

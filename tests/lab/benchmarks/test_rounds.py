@@ -1,4 +1,4 @@
-"""``scripts/rounds.py`` times a step from its last beginning to its last end."""
+"""``scripts/rounds.py`` times a step from when the last rank begins it until the last rank ends it."""
 
 from __future__ import annotations
 

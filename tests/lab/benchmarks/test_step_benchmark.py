@@ -228,9 +228,9 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
     ]
     assert steps_over_ranks.ratios(found) == [
         "`owner` on 2 ranks is 2.00 times as fast as on one",
-        "its speed on 2 ranks is 0.50 of the two halves'",
+        "on 2 ranks it is 0.50 times as fast as two that step half each alone",
         "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",
-        "its speed on 2 ranks is 1.00 of the two halves'",
+        "on 2 ranks it is 1.00 times as fast as two that step half each alone",
     ]
 
 

@@ -25,9 +25,9 @@ TOLERANCE = 0.25
 class Claim:
     """A figure that somebody published.
 
-    ``published`` is the number, as a fraction if ``unit`` is "%". If only words were published, it is None
-    and ``said`` holds the words. ``given`` is "all" if everything that decides the figure was published
-    (shapes; for seconds also the hardware), otherwise "some"; ``assumed`` says what we filled in.
+    ``published`` is the number, as a fraction if ``unit`` is "%". If only words were published, ``published``
+    is None and ``said`` holds the words. ``given`` is "all" if everything that decides the figure was
+    published (shapes; for seconds also the hardware), otherwise "some"; ``assumed`` says what we filled in.
     ``ours`` computes our figure. ``why`` explains a difference; it is a function if the explanation contains
     figures. If a direction was claimed, figures must lie ``above`` or ``below`` that number.
 
@@ -62,12 +62,10 @@ class Claim:
 
     @property
     def as_published(self) -> str:
-        """The published figure as short text."""
         return self.said or shown(self.published, self.unit)
 
     @property
     def reason(self) -> str:
-        """The explanation of a difference, in words."""
         return self.why if isinstance(self.why, str) else self.why()
 
 
@@ -113,7 +111,7 @@ class Comparison:
 
     @property
     def within(self) -> bool | None:
-        """Whether both agree within a quarter; None if no number was published."""
+        """Whether both figures agree within a quarter; None if no number was published."""
         published = self.claim.published
         return None if published is None else abs(self.ours - published) <= TOLERANCE * published
 

@@ -53,8 +53,8 @@ def upper_bound() -> float:
 
 
 def lower_bound() -> float:
-    """Like ``upper_bound``, but with experts, and only matrices that lie on several ranks are gathered; the
-    mean over ranks."""
+    """``upper_bound`` with experts, if only matrices that lie on several ranks are gathered; the mean over
+    ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # summed over holders
@@ -94,10 +94,10 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """Collectives if all ranks gather all matrices, divided by both domains' collectives with owners."""
+    """Collectives if all ranks gather all matrices, divided by those of two plans with owners."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
-    homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # an exchange carries any number
+    homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # any number takes one exchange
     return repeated / sum(requests(in_one(owner, part, grid)) for part, grid in homes)
 
 

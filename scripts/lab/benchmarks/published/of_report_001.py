@@ -1,6 +1,6 @@
 """The figures of the published reproduction report. Its traces give the sizes; its author gave the link.
 
-See ``scripts.lab.report_001``, which traces each of its headline figures back to the event.
+See ``scripts.lab.report_001``, which traces each headline figure back to its events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def kernels(name: str) -> float:
 
 
 def kernels_over_adamw() -> float:
-    """Muon's ``kernels`` divided by AdamW's."""
     return kernels("muon") / kernels("adamw")
 
 
@@ -54,12 +53,11 @@ def communicating(name: str) -> float:
 
 
 def communicating_over_adamw() -> float:
-    """Muon's ``communicating`` divided by AdamW's."""
     return communicating("muon") / communicating("adamw")
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """The collectives of one step. Of groups smaller than the world, row 0's is over dp, row 1's over tp."""
+    """The collectives of one step. In groups smaller than the world, row 0 runs over dp, row 1 over tp."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]

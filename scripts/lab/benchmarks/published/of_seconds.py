@@ -105,10 +105,11 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
     products = on_b200s(model, grid).estimates[0].product / step
     explained = abs(at_best - published) <= TOLERANCE * published
     return (
-        "Exposed communication is not the reason: AdamW exposes as much, and with endless bandwidth ours "
-        f"still says {shown(without, '%')}. Products alone make {shown(products, '%')} of the step. The file "
-        "gives each the rate of its smallest side, as if it had the GPU to itself, and experts are many and "
-        "small. At the rate of the largest products, and with launches that cost nothing, ours says "
+        "Exposed communication is not the reason: AdamW exposes as much, and with endless bandwidth our "
+        f"figure is still {shown(without, '%')}. Products alone make {shown(products, '%')} of the step. The "
+        "machine's file gives each product the rate for its smallest side, as if it had the GPU to itself, "
+        "but experts are many and small. At the rate of the largest products, and with launches that cost "
+        "nothing, our figure is "
         f"{shown(at_best, '%')}{'' if explained else '; what is left, we cannot explain'}."
     )
 

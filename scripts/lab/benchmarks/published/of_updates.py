@@ -56,7 +56,7 @@ def fused_off() -> float:
 
 
 def part_of_norm(scale: float, first: int) -> float:
-    """The norm of the fused update's rows from ``first`` on, divided by their norm if updated alone."""
+    """The norm of the fused update's rows from ``first`` on, over that of the same rows updated alone."""
     fused, apart = gate_and_up(scale)
     return float(fused[first:].norm() / apart[first:].norm())
 

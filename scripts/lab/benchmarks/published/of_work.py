@@ -54,19 +54,19 @@ def assumed_of_experts() -> str:
 def why_of_experts() -> str:
     """Why our share at 256 sequences is not the published one."""
     return (
-        "32 times the tokens take 97 % to 50 %, not to 1 %. Operations come to "
-        f"{shown(of_products(94.4e6), '%')} only at the 94.4 million tokens a step that the launcher names."
+        "With 32 times the tokens, 97 % falls to 50 %, not to 1 %. Newton–Schulz takes "
+        f"{shown(of_products(94.4e6), '%')} only with the 94.4 million tokens a step that the launcher names."
     )
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """An iteration's operations, divided by its operations with only half of each symmetric product."""
+    """An iteration's operations, divided by those of one that computes half of each symmetric product."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """A rank's work on square products if ranks divide none, over its work if they divide all except A²."""
+    """A rank's work on square products if ranks share none of them, over that if they share all but A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
