@@ -94,12 +94,12 @@ LONGEST = (
     "configs/test_table.py",
     "training/test_resume.py",
 )
-"""Files that take minutes. They begin first: one process runs a whole file, and others would have to wait."""
+"""Files that take minutes. They begin first: each runs in one process, for which the others would wait."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """End the wait of the other processes."""
+    """After collection, let the waiting processes of this checkout go on."""
     try:
         return (yield)
     finally:
@@ -111,7 +111,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Make torch name a rank whose request differs in shape, dtype or order; else it would sum wrong data.
 
-    The checks take a third of the time. Some tests run without them, as users do.
+    The checks take a third of the time. Some tests run without the checks, as users do.
     """
     os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
 

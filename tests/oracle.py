@@ -119,7 +119,6 @@ def single_process(case: Case) -> list[torch.nn.Parameter]:
 def one_rank(
     case: Case, strategy: str | Builder, mesh: LiveWorld | LocalMesh, **settings: Any
 ) -> tuple[list[torch.nn.Parameter], Muon]:
-    """One rank's optimizer over its own parameters."""
     params = own_params(case, mesh.at)
     return params, Muon(params, **options(case), strategy=strategy, mesh=mesh, **settings)
 

@@ -214,17 +214,17 @@ def test_a_run_saves_and_goes_on_and_once_it_cannot_save_ends_when_asked_again_o
         seen = len((folder / "metrics.jsonl").read_text())
         wait_until(lambda: len((folder / "metrics.jsonl").read_text()) > seen)
         assert not (folder / "save").exists()
-        ranks[-1].suspend()  # no step can end now
+        ranks[-1].suspend()  # no step can end while a rank is stopped
         process.send_signal(sent or signal.SIGTERM)
         wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
         if sent in (signal.SIGINT, signal.SIGTERM):
-            time.sleep(1.2 * REPEAT)  # before that, another SIGTERM counts as the same request
+            time.sleep(1.2 * REPEAT)  # a SIGTERM that comes sooner counts as the same request
             process.send_signal(sent)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
         stopping = [] if sent == signal.SIGUSR2 else [cli.STOPPING]
         assert spoken(err) == [*stopping, says.format(folder)]
-        assert (folder / "stop").exists() == (sent is None)  # the next run removes it
+        assert (folder / "stop").exists() == (sent is None)  # if it stays, the next run removes it
         (older,) = (folder / "checkpoints").glob("step-*")
         assert damage_of(older) is None
         assert not still_running([rank.pid for rank in ranks], PATIENCE)

@@ -1,4 +1,4 @@
-"""The elementwise math: bits under any number of threads, and refusals. Strategies test it piece by piece."""
+"""The elementwise math gives the same bits under any number of threads, and refuses what does not fit."""
 
 from __future__ import annotations
 

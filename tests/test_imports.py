@@ -106,8 +106,8 @@ ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
 class Module:
     """One source file: its dotted name (without ``__init__``), path, imports, and the names that it reads.
 
-    It does not hold the syntax tree: with a million nodes in memory, garbage collections take most of the
-    time.
+    The record does not hold the syntax tree: with a million nodes in memory, garbage collections take most of
+    the time.
     """
 
     name: str

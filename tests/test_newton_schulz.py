@@ -1,4 +1,4 @@
-"""Newton–Schulz: a batch is its members, other coefficients work, and what does not fit is refused."""
+"""Newton–Schulz: a batch gives its members' bits, other coefficients work, and bad input is refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_temporary_bytes_are_no_more_than_torchs(shape: tuple[int, int]) -> None
 
 @dataclass(eq=False)
 class Made(PeakMemory):
-    """Also counts all bytes ever allocated."""
+    """Counts, in addition to the peak, all bytes that were ever allocated."""
 
     total: int = 0
 

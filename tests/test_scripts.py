@@ -1,6 +1,6 @@
 """The set-up scripts: each failure is one clear line, and a filled environment is reused.
 
-A fake Python has every name that the scripts look for. It answers as the test's variables say, logs its
+A fake Python has every name that the scripts look for. The fake answers as the test's variables say, logs its
 calls, and makes a virtual environment by copying itself. Nothing is installed or downloaded.
 """
 

@@ -311,7 +311,6 @@ def save_without_a_named_mesh(folder: str) -> dict[str, Tensor]:
 
 
 def contents(model: nn.Module, optimizer: MuonWithAdamW) -> dict[str, Tensor]:
-    """The whole parameters and their state."""
     found = {name: full(param, param.detach()) for name, param in model.named_parameters()}
     for name, param in model.named_parameters():
         found |= {f"{name} {key}": full(param, value) for key, value in optimizer.state[param].items()}

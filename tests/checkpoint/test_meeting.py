@@ -38,7 +38,6 @@ def meetings(size: int, timeout: float = TIMEOUT) -> list[Meeting]:
 
 
 def together(meetings: list[Meeting], act: Callable[[Meeting], Any]) -> list[Any]:
-    """Each rank's result or error."""
     found: list[Any] = [None] * len(meetings)
 
     def run(place: int) -> None:

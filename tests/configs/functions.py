@@ -26,7 +26,6 @@ def config(shards: bool, later: str = "") -> DistributedConfig:
 
 
 def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
-    """Assign parameter ``i`` to rank ``i % world``."""
     return {index: index % dist.get_world_size() for index in range(len(params))}
 
 

@@ -146,7 +146,6 @@ class Setup:
 
 
 def mlp(depth: int = 2) -> Mlp:
-    """Build the same model on every rank."""
     torch.manual_seed(5)
     return Mlp(WIDTH, HIDDEN, depth)
 

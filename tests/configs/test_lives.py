@@ -34,8 +34,8 @@ def accumulate(model: nn.Module, step: int) -> None:
 
 
 def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
-    """Four steps of several backward passes. In the second, one matrix has no gradient; in the third, another
-    is frozen (not under DDP). Returns the differences from the oracle."""
+    """Four steps of several backward passes. In the second step, one matrix has no gradient; in the third,
+    another is frozen (not under DDP). Returns the differences from the oracle."""
     params = hidden(model)
     for step in range(4):
         muon.zero_grad()

@@ -46,7 +46,7 @@ def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Pla
 
 @pytest.fixture
 def torn_plan() -> Plan:
-    """Two rounds on a 2×2 grid. In the first, one dp position works on one matrix, and the other on four."""
+    """Two rounds on a 2×2 grid; in the first, one dp position works on one matrix, and the other on four."""
     rows = (16, 2, 2, 2, 16)
     matrices = [Matrix(index, f"m{index}", (rows[index], 4), (("tp", Shard(0)),)) for index in range(5)]
     return zero1(matrices, Grid.of(dp=2, tp=2), cut="bucket", round_bytes=176)

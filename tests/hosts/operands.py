@@ -1,7 +1,8 @@
 """Finds which rows of a weight a model uses together, by watching the model; it knows no layouts.
 
 Attention multiplies queries by keys and weights by values, and a gated layer multiplies gate by up. Each
-operand of such a product depends on only some rows of a fused weight. Its derivative shows on which ones.
+operand of such a product depends on only some rows of a fused weight. The operand's derivative shows on which
+rows.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Operands(TorchFunctionMode):
             made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
             if len(made) > (name in PRODUCTS):
                 self.found += [it for it in made if all(it is not other for other in self.found)]
-        if name == "relu":  # if relu set all values of a row to zero, the row would seem unused
+        if name == "relu":  # a row that relu sets to zero everywhere would seem unused
             return nn.functional.softplus(args[0])
-        if name == "maximum":  # likewise: maximum would drop one of two rows
+        if name == "maximum":  # a row that is always the smaller one would seem unused
             return torch.logaddexp(*args)
         return func(*args, **kwargs)
 

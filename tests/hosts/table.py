@@ -1,6 +1,6 @@
 """Makes the table of hosts from runs: python -m tests.hosts.table > tests/hosts/hosts_table.md
 
-With names of recipes as arguments, it runs only those.
+With names of recipes as arguments, the command runs only those.
 """
 
 from __future__ import annotations

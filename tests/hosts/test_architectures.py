@@ -29,7 +29,7 @@ ADAMW = (
     *("*.mlp.gate.weight", "*.router.weight"),
 )
 LEFT_OUT = ("model.encoder.embed_positions.weight",)
-"""Parameters that AdamW steps, and parameters that are not stepped. All others are matrices for Muon."""
+"""Parameters that AdamW steps, and parameters that are not stepped. Muon steps all other parameters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ ZERO = r"DeepSpeed's ZeRO flatten"
 class Case:
     """A host: the packages it needs, and what its users read in the table and in messages.
 
-    ``said`` is a pattern of the error or warning. It is empty if the host trains without either.
+    ``said`` is a pattern of the error or warning. The pattern is empty if the host trains without either.
     """
 
     needs: Sequence[str]
@@ -189,7 +189,7 @@ def under_deepspeed(rank: int, stage: int) -> list[str]:
 def under_accelerate(rank: int, name: str) -> list[str]:
     """FSDP1, Accelerate's default. On CPUs, Accelerate would use DDP; a hook of the tests forces FSDP1."""
     accelerator = sharding_accelerator()
-    accelerator.state.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device
+    accelerator.state.device = torch.device("cpu")  # FSDP1 refuses parameters on another device
     accelerator.state.fsdp_plugin.use_orig_params = "use_orig_params" in name
     model: Any = network()
     try:
@@ -235,7 +235,7 @@ def heard() -> list[dict[str, str]]:
     return launch(under, 2, args=(there,), timeout=200) if there else []
 
 
-@pytest.mark.exhaustive  # in every run, ``test_silences`` has FSDP1 without a host
+@pytest.mark.exhaustive  # a usual run tests FSDP1 without a host, in ``test_silences``
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("DeepSpeed", "Accelerate"))])
 def test_a_host_that_flattens_matrices_is_refused_by_name(name: str, heard: list[dict[str, str]]) -> None:
     skip_unless_installed(name)

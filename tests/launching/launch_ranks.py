@@ -59,7 +59,7 @@ def chatter(rank: int, lines: int) -> None:
 
 
 def fail_with(rank: int, fault: str) -> float:
-    """Do one all_reduce, break on one rank as `fault` says, and do another."""
+    """Do one all_reduce, break on one rank as `fault` says, and do a second all_reduce."""
     total(rank)
     report_phase(f"dp gather · bucket {rank}")
     if rank == FAULTY:

@@ -125,7 +125,7 @@ def test_a_spawned_rank_that_breaks_is_named_too() -> None:
 
 
 def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank exists at the first look. At the second, it is no longer a child."""
+    """At the first look the rank exists; at the second look it is no longer a child."""
     looks = iter([None, 3])
     child = Mock(pid=os.getpid(), poll=lambda: next(looks))  # no child of this process
     assert spawn._state(0, child, None).exit_code == 3

@@ -45,7 +45,6 @@ class Kernel:
 
     @property
     def family(self) -> list[int]:
-        """All descendants of the kernel."""
         return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
 
     @property

@@ -87,7 +87,7 @@ def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int
 
 @pytest.mark.parametrize(("hanging", "kill"), [("fork", os.killpg), ("spawn", os.kill)], indirect=["hanging"])
 def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
-    """With forked ranks, this kills the process group; ``test_launch_notebook`` kills only the parent."""
+    """If ranks are forked, their whole group is killed; ``test_launch_notebook`` kills only the parent."""
     parent, family = hanging
     kill(parent.pid, signal.SIGKILL)
     assert parent.wait(WITHIN) == -signal.SIGKILL

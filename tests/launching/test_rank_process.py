@@ -29,7 +29,7 @@ def new_pages(rank: int) -> list[int]:
     return found
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told so")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_a_rank_keeps_what_it_freed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)

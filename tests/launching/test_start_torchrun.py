@@ -18,7 +18,7 @@ def test_what_fails_says_the_end_of_what_it_printed(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("raise SystemExit('no such luck')")
     with pytest.raises(LaunchError, match=r"exit code 1:[\s\S]*no such luck|no such luck"):
         start_torchrun(torchrun_words("job.py", 1, 0, []), tmp_path, limit=110)
-    assert list(tmp_path.glob("torchelastic_*"))  # and not in the shared temporary folder
+    assert list(tmp_path.glob("torchelastic_*"))  # not in the shared temporary folder
 
 
 def test_what_does_not_end_is_ended(tmp_path: Path) -> None:

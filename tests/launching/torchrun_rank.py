@@ -1,4 +1,4 @@
-"""A script that tests run under torchrun. It uses a mesh's group; rank 1 is killed in the first attempt."""
+"""A script for tests under torchrun: ranks use a mesh's group; rank 1 is killed in the first attempt."""
 
 from __future__ import annotations
 

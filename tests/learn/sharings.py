@@ -1,4 +1,4 @@
-"""Right and wrong ways to share updates, for lesson 04's checkers. Light, since every rank imports it."""
+"""Right and wrong ways to share updates, for lesson 04's checkers, in a small file that ranks import."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def made(
     more_rounds: int = 0,
     wait: bool = True,
 ) -> Callable:
-    """A ring. Arguments can make it wrong: in the piece sent or received, in the rounds, or in the wait."""
+    """A ring, which arguments can make wrong: in the piece sent or received, the rounds, or the wait."""
 
     def ring(mine: Tensor, rank: int, ranks: int) -> Any:
         pieces = [torch.zeros_like(mine) for _ in range(ranks)]

@@ -138,7 +138,7 @@ WRONG_WAITS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, left_out(4)])  # messages are the same on any number
+@pytest.mark.parametrize("ranks", [2, left_out(4)])  # the messages are the same
 @pytest.mark.parametrize(("line", "ticket", "says"), WRONG_WAITS)
 def test_a_wrong_wait_is_told_by_its_own_run(line: Any, ticket: Any, says: str, ranks: int) -> None:
     exercise = exercises.wait_exercise(ranks)

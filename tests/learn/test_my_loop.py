@@ -248,7 +248,6 @@ def test_what_has_not_passed_is_taken_from_the_reference_and_said(capsys: pytest
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a test's runs in its own folder."""
     numbers = iter(range(100))
 
     def new_folder() -> Path:

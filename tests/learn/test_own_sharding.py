@@ -22,7 +22,6 @@ QUICK = 2.0
 
 
 def open_exercise() -> Exercise:
-    """An exercise without an answer."""
     return Exercise(lambda *_: None)
 
 

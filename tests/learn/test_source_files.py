@@ -28,9 +28,9 @@ SHORT = "|".join([*matplotlib.colors.BASE_COLORS, r"[\d.]+"])
 COLOUR_WORDS = "c|colou?r|ec|edgecolors?|fc|facecolors?|fill"
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
 COLOUR = re.compile(rf"{HEX.pattern}|'(?:{NAMED})'|\b(?:{COLOUR_WORDS})='(?:{SHORT})'")
-"""A colour in hex, by name, or by a letter or grey level as an argument; ``unparse`` quotes with ``'``."""
+"""Matches colours in hex, by name, or as an argument by letter or grey level, as ``ast.unparse`` writes."""
 SATURATED = 0.2
-"""HSV saturation. Paler fills may mean anything; fills at least this saturated stand for ranks."""
+"""HSV saturation. Fills at least this saturated stand for ranks; paler fills may mean anything."""
 
 
 def code_of(text: str) -> ast.Module:

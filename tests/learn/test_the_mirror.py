@@ -300,7 +300,7 @@ def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
         for diary in recording.diaries:
             held = [set(cells(moment)) for moment in diary.tiles[name]]
             assert all(held[moment] == held[replay.LAST - moment] for moment in (0, 1, 3))
-            assert held[5] <= held[2]  # entries that were gathered needlessly do not come back
+            assert held[5] <= held[2]  # entries that a rank gathered needlessly do not come back to it
             assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
         ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]
         assert sorted(cells(ranges)) == list(itertools.product(range(rows), range(columns)))

@@ -1,6 +1,6 @@
 """Makes environments like a hosted notebook's, with a kernel, without our packages; runs notebooks in them.
 
-``linked_venv`` needs only seconds, because it links the packages of this environment. It chooses them by
+``linked_venv`` needs only seconds, because it links the packages of this environment. Packages are chosen by
 their declared dependencies.
 """
 

@@ -1,11 +1,11 @@
 """Checks the form of a lesson: its first screen is a question and a picture, and it gives no answer away.
 
-A lesson chooses this form by tagging its set-up cell ``hero``. Then its first cell is the title and the
-question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A stub
-tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are folded.
-The lesson declares, for each predicted name, patterns that would give its answer away. Each pattern must
-match a cell tagged ``answer``, because a pattern that matches no answer guards nothing. This module reads
-notebooks, and runs nothing.
+A lesson chooses this form by tagging its set-up cell ``hero``. The first cell of such a lesson is the title
+and the question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A
+stub tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are
+folded. The lesson declares, for each predicted name, patterns that would give its answer away. Each pattern
+must match a cell tagged ``answer``, because a pattern that matches no answer guards nothing. This module
+reads notebooks, and runs nothing.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def spoilers(notebook: Mapping[str, Any], answers: Answers, page: str | None = N
     ]
     for place, name in open_names:
         if not answers.get(name):
-            found.append(Problem(cells[place]["id"], f"it is not declared what would answer {name!r}"))
+            found.append(Problem(cells[place]["id"], f"no pattern declares what would answer {name!r}"))
         for pattern in answers.get(name, ()):
             found += _spoilers_of(cells, place, pattern, page)
     return found
@@ -133,7 +133,7 @@ def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | Non
     if reveal is None:
         yield Problem(cells[asked]["id"], f"no cell tagged answer says {pattern!r}: the declaration is empty")
     elif page is not None and page.count(FOLD) != sum(has(cell, "answer") for cell in cells):
-        yield Problem("page", f"folds {page.count(FOLD)} answers, not those of all cells tagged answer")
+        yield Problem("page", f"folds {page.count(FOLD)} answers, which are not all cells tagged answer")
     elif page is not None:
         number = [cell["id"] for cell in cells if has(cell, "answer")].index(reveal["id"]) + 1
         before = FOLD.join(page.split(FOLD)[:number])
@@ -143,7 +143,7 @@ def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | Non
         for cell in cells[: cells.index(reveal) + 1]:
             if hit := re.search(pattern, shown(cell)):
                 yield Problem(
-                    cell["id"], f"says {hit[0]!r}, which answers a prediction, before it is asked to"
+                    cell["id"], f"says {hit[0]!r}, which answers a prediction before its answer cell"
                 )
 
 

@@ -124,7 +124,7 @@ def text_of(number: str) -> NotebookNode:
 
 
 def test_the_reader_writes_enough() -> None:
-    """The reader writes those lines of the solutions that the stubs lack."""
+    """The reader's part of a solution is the lines that its stub lacks."""
     lines: dict[str, list[str]] = {"stub": [], "solution": []}
     for cell in (cell for each in series.LESSONS for cell in text_of(each.number)["cells"]):
         for kind in lines:

@@ -300,7 +300,7 @@ CAUGHT = {
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    """What the guards find in a notebook with every fault. Papermill runs it without an error."""
+    """What the guards find in a notebook with every fault. Papermill runs this notebook without an error."""
     return find_problems(execute(read_text(FAULTY)))
 
 

@@ -99,7 +99,7 @@ def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
     assert "Network is unreachable" in refused.stderr
 
 
-STEPS_ARE_TIMED = ("04", "05")  # medians of several steps; outputs of these cells are not compared
+STEPS_ARE_TIMED = ("04", "05")  # these lessons print medians of times, which are not compared
 CHECKER = """
 import json, sys, traceback
 from scripts.notebooks import check, sources

@@ -160,7 +160,7 @@ def check(found: dict[str, AuditReport]) -> None:
 
 @pytest.mark.parametrize("host", ["fsdp2", "ddp", "zero1"])
 def test_an_audit_names_impostors_over_ranks(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with DETAIL, a second DDP aborts
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL makes a process's second DDP abort
     for found in launch(reports, 2, args=(host,), timeout=60):
         check(found)
 

@@ -1,4 +1,4 @@
-"""``orthogonalize="auto"``: one rank chooses once for all; groups, files and checkpoints keep the choice."""
+"""``orthogonalize="auto"``: one rank chooses for all ranks; groups, files and checkpoints keep the choice."""
 
 from __future__ import annotations
 

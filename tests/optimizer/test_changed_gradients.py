@@ -20,7 +20,7 @@ def flip_a_sign(grad: Tensor) -> None:
 
 
 WRITES: list[Callable[[Tensor], object]] = [
-    lambda grad: grad.data.mul_(0.5),  # as before PyTorch 0.4; it moves no version counter
+    lambda grad: grad.data.mul_(0.5),  # old PyTorch style, which moves no version counter
     lambda grad: grad.clamp_(-1e-3, 1e-3),
     flip_a_sign,
 ]

@@ -50,7 +50,7 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stepped", [0, 2])
 def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
-    """In bf16, Muon steps like a new Muon that has loaded the momentum. Then it steps in fp32 again."""
+    """In bf16, Muon steps like a new Muon that has loaded the momentum; later it steps in fp32 again."""
     ours = layers()
     muon = muon_of(ours, way)
     train(ours, muon, stepped)
@@ -125,7 +125,7 @@ def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> 
 
 
 def test_what_once_stood_in_a_group_may_leave_it() -> None:
-    """Another optimizer steps the parameter now, or none does."""
+    """A program may give a parameter to another optimizer, or stop training it."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     both = MuonWithAdamW.from_model(model, lr=0.1)
     for group in both.param_groups:

@@ -243,7 +243,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 
 def hashed_by_steps(rank: int) -> list[int]:
-    """How many tensors a rank hashes in each of four steps. Before the last, gradients are readied."""
+    """How many tensors a rank hashes in each of four steps. Before the last step, gradients are readied."""
     model = network()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []

@@ -37,7 +37,7 @@ LAYOUTS = {
 """The layouts by their number of ranks."""
 HOWS = ("nested", "flat", "full")
 EVERY_HOW = ("alone", "fsdp2")
-"""A usual run saves these layouts in every form, and the others only flat: torch makes the other forms."""
+"""A usual run saves these layouts in every form, and other layouts only in the flat form."""
 
 
 def network() -> nn.Sequential:
@@ -173,7 +173,7 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
 def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(
     tmp_path, ranks: int, thorough: tuple[str, ...]
 ) -> None:
-    """This also holds for Muon without AdamW, whether it knows the cuts from placements or from a config."""
+    """Muon without AdamW goes on as well, whether it knows the cuts from placements or from a config."""
     cases = [
         (layout, "pair", how)
         for layout in LAYOUTS[ranks]

@@ -149,7 +149,7 @@ def misused(rank: int) -> dict[str, str]:
     backward()
     if rank == 1:
         assert chain[0].grad is not None
-        chain[0].grad.data.mul_(2)  # which no version counter shows
+        chain[0].grad.data.mul_(2)  # no version counter shows this write
     told["written to"] = heard(muon.step)
     told["unchanged"] = str(all(map(torch.equal, before, model.parameters())))
     muon.zero_grad()

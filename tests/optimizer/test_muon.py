@@ -209,8 +209,8 @@ def displaced(param: nn.Parameter, **options: Any) -> Tensor:
 @pytest.mark.parametrize("shape", [(3, 12), (12, 3), (5, 5), (20, 5), (5, 20)], ids=str)
 @pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
 def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, int], adjust_lr_fn) -> None:
-    """They are equal up to rounding: each of five iterations errs by 2**-8, and each later one may multiply
-    this error by 3.4. A factor taken from the wrong side would be wrong by a factor of two."""
+    """Updates are equal up to rounding: each of five iterations errs by 2**-8, and each later one may
+    multiply this error by 3.4. A factor taken from the wrong side would be wrong by a factor of two."""
     stored = nn.Parameter(normal(shape, 1))
     plain = displaced(nn.Parameter(stored.detach().T.contiguous()), adjust_lr_fn=adjust_lr_fn).T
     found = displaced(stored, adjust_lr_fn=adjust_lr_fn, transposed=True)

@@ -345,7 +345,6 @@ def test_the_verdicts_know_which_weights_are_stored_transposed() -> None:
 
 
 def sent_on(first: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
-    """The first pipeline stage's output."""
     return first["up"](first["tokens"](ids)).tanh()
 
 

@@ -50,7 +50,6 @@ def give(model: nn.Module, step: int, rank: int | None) -> None:
 
 
 def trained(how: Way, rank: int | None) -> list[Tensor]:
-    """The parameters after three steps."""
     model = network()
     both = pair_of(model, rank)
     for step in range(3):

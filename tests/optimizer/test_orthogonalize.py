@@ -125,7 +125,7 @@ def test_matrices_of_two_dtypes_are_stepped_apart(counted: list[int]) -> None:
 def test_every_strategy_gives_one_process_bits(
     strategy: str, make: Callable[[], list[torch.nn.Parameter]], name: str, stack: int, counted: list[int]
 ) -> None:
-    """This also holds for small matrices, which are stepped in stacks."""
+    """The cases include small matrices, which are stepped in stacks."""
     alone = make()
     stepped(Muon(alone, orthogonalize=name), alone)
     counted.clear()

@@ -74,7 +74,7 @@ def deepspeeds(params: Any) -> Any:
     ours: Any = pytest.importorskip(
         "deepspeed.runtime.zero.muon.original_muon", reason="pip install deepspeed"
     )
-    torch.compiler.set_stance("force_eager")  # it compiles its update; ``stance`` undoes this
+    torch.compiler.set_stance("force_eager")  # DeepSpeed compiles the update; ``stance`` undoes this
     return ours.SingleDeviceMuon(list(params), **OPTIONS, ns_method="standard")
 
 
@@ -90,8 +90,8 @@ THEIRS: dict[Package, Callable[[Any], Any]] = {
 def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
     """Whether parameters are equal to the bit.
 
-    For dion, Keller Jordan and DeepSpeed they may differ by rounding: dion sums where others average, and the
-    other two multiply in another order in bf16.
+    For dion, Keller Jordan and DeepSpeed, parameters may differ by rounding: dion sums where others average,
+    and the other two multiply in another order in bf16.
     """
     if package in ("torch", "megatron"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)

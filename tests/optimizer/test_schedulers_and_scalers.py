@@ -179,7 +179,7 @@ def clip_zero1(rank: int) -> list[str]:
 
 
 def unfreeze_and_clip(rank: int) -> list[str]:
-    """Two models take turns as in a GAN. One that is frozen in ``zero_grad()`` trains in ``backward()``."""
+    """Two models take turns, as in a GAN: one that is frozen in ``zero_grad()`` trains in ``backward()``."""
     pairs, heard = [laid_out("zero1") for _ in range(2)], []
     for turn in range(4):
         (model, both), (other, its) = pairs[turn % 2], pairs[1 - turn % 2]
@@ -233,7 +233,7 @@ def results() -> Results:
 
 @pytest.mark.parametrize("case", SKIPPED, ids=str)
 def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -> None:
-    """All ranks also skip it after clipping."""
+    """All ranks also skip such a step if the gradients were clipped."""
     one, other = (of_rank[case] for of_rank in results)
     assert one[0] == other[0] == 1.0  # halved once
     for weights in (one[1], other[1]):
@@ -258,7 +258,7 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
-    """This also holds for models that were frozen for a while. Once the optimizer is gone, torch may clip."""
+    """Models that were frozen for a while are no exception. Once the optimizer is gone, torch may clip."""
     for of_rank in results:
         assert len(of_rank["clip_zero1"]) == 6
         assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])

@@ -37,7 +37,7 @@ from ..exhaustive import left_out
 SHAPES = [(1, 1), (1, 7), (9, 1), (8, 8), (37, 53), (65, 33), (64, 64), (100, 300)]
 LARGE = [(400, 400), (400, 900), (800, 390)]
 ALGORITHMS = [name for name in RECIPES if name not in ("polar_express", "cans")]
-"""These two differ from ``you_jiacheng`` only by their coefficients."""
+"""``polar_express`` and ``cans`` differ from ``you_jiacheng`` only by their coefficients."""
 
 
 def cases(shapes: list[Any], large: list[Any]) -> list[Any]:
@@ -76,7 +76,7 @@ def test_the_iteration_that_rounds_computes_the_same_polynomials(name: str) -> N
 
 
 def exact(recipe: Recipe, G: Tensor) -> Tensor:
-    """The recipe in float64, by singular values."""
+    """A recipe's result in float64: its polynomials applied to the singular values."""
     if G.size(0) > G.size(1):
         return exact(recipe, G.T).T
     X = G / G.norm()

@@ -121,7 +121,7 @@ def test_cans_as_published_explodes_on_a_matrix_whose_norm_rounding_left_above_o
 
 
 def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
-    # The first, rounded as in NVIDIA's Transformer Engine: (8.2051, -22.9019, 16.4607).
+    # NVIDIA's Transformer Engine has the first polynomial, rounded: (8.2051, -22.9019, 16.4607).
     assert SAFE_POLAR_EXPRESS[0] == pytest.approx((8.2051, -22.9019, 16.4607), abs=1e-4)
     assert SAFE_POLAR_EXPRESS[-1] == POLAR_EXPRESS[-1]
 

@@ -252,7 +252,7 @@ def check_partial_gradient(mesh: DeviceMesh) -> None:
 
 
 def test_dtensors_are_read_as_they_lie_or_refused_by_name() -> None:
-    """This also holds for uneven, empty and strided shards."""
+    """The shards include uneven, empty and strided ones."""
     launch(on_one_of_four, 4)
 
 

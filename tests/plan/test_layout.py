@@ -1,4 +1,4 @@
-"""Cuts, routes and hops: what they refuse, and how they print. Strategies and checkpoints test the rest."""
+"""Cuts, routes and hops: what they refuse, and how they print. Tests of strategies cover the rest."""
 
 from __future__ import annotations
 

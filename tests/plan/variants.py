@@ -1,4 +1,4 @@
-"""All variants of plans; ranks import this, so it imports nothing slow."""
+"""All variants of plans. This module imports nothing slow, because ranks import it."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ VARIANTS: dict[str, Builder] = {
 }
 EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
 BITWISE = tuple(name for name in VARIANTS if name != "gram")
-"""All but ``gram`` give the single process's bits; ``tests/step/test_gram.py`` checks gram's bound."""
+"""The variants that give the single process's bits; ``tests/step/test_gram.py`` checks gram's bound."""

@@ -112,7 +112,7 @@ def test_the_odd_rank_is_named_on_all_and_nothing_changes(
 
 
 def alike_again(rank: int, strategy: str) -> list[str]:
-    """A rank's errors in four steps. Only in the third, rank 1's learning rate is NaN."""
+    """A rank's errors in four steps. Only in the third step, rank 1's learning rate is NaN."""
     model = network()
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=build_mesh({"dp": 2}))
     heard = []

@@ -91,7 +91,7 @@ def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
 def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     name: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """It holds for uneven cuts, empty shards, cuts of short sides, buckets in flight, a missing gradient."""
+    """Cases: uneven cuts, empty shards, cuts of short sides, buckets in flight, and a missing gradient."""
     case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
     ranks = seated(grid, SMALL, case, orthogonalize=name, window=2)
     ranks.steps(whole_gradients(case))

@@ -122,7 +122,7 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gradient_missing_everywhere_leaves_everything_of_the_parameter_as_it_was(strategy: str) -> None:
-    """The parameter is not decayed either. A gradient of the rest that is missing everywhere stays None."""
+    """Such a parameter is not decayed either. A missing gradient of the rest stays None."""
     ranks, rest = seated(DP2_TP2, strategy), rest_of(DP2_TP2)
     ranks.give(few_bits(0))
     ranks.step()
@@ -448,7 +448,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
 ) -> None:
     """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand, give equal bits.
 
-    This holds in any interleaving.
+    A fixed seed interleaves the ranks.
     """
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     drawn = data.draw(st.lists(drawn_parameters(grid.size("tp")), min_size=1, max_size=4))

@@ -107,7 +107,7 @@ def sample_until(rank: int, ends: tuple[float, ...]) -> int:
 
 
 def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time runs out before anything is done, as on a machine that is slow enough."""
+    """The time runs out before anything is measured, as on a very slow machine."""
     monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0))
     with pytest.raises(
         UsageError, match=r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"
@@ -177,7 +177,7 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
         estimate("zero1", STRATEGIES["zero1"], [Matrix(0, "w", (16, 16))], Grid.of(dp=2), machine).seconds > 0
     )
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # it is refused before it measures
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # the folder is refused first
     capsys.readouterr()
     assert main(["calibrate", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"

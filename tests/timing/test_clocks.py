@@ -216,7 +216,7 @@ LIMITS = {"one matrix": 1, "many": 400_000_000}
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(("model", "grid"), [*SMALL, *(left_out(*case) for case in LARGER)])
 def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, limit: str) -> None:
-    """Both times agree within two per cent, for each strategy, over dense matrices and over experts."""
+    """A plan's time is within 2 % of the time of all walks, for each strategy, dense matrices and experts."""
     sizes = read_sizes(grid)
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():

@@ -1,4 +1,4 @@
-"""A machine's file is read as it was written. If it has a bad number, a one-line error names it."""
+"""A machine's file is read as it was written; a one-line error names a bad number in it."""
 
 from __future__ import annotations
 

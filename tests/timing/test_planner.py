@@ -76,7 +76,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks, working this out takes most of a plan's time and memory."""
+    """Over thousands of ranks, working out an exchange's parcels takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 
@@ -93,7 +93,7 @@ def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_ar
 
 
 def test_who_receives_is_busy_too() -> None:
-    """Two slices have different lengths. Each in turn is reduced to one rank and broadcast from it."""
+    """Two slices of different lengths are, in turn, reduced to one rank and broadcast from that rank."""
     grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
     slow = replace(H100, inside=Link(1e6, 0.0))
     found = estimate("layerwise", layerwise, given, grid, slow, round_bytes=10**9)
@@ -114,7 +114,7 @@ def test_a_step_on_other_links_is_a_step_on_a_machine_with_such_links(name: str)
 @pytest.mark.parametrize("duplex", [True, False])
 @for_all
 def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex: bool) -> None:
-    """This holds whether or not a rank's thread can send and receive at the same time."""
+    """``duplex``: whether a rank's thread can send and receive at the same time."""
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
@@ -162,7 +162,7 @@ def test_ranks_that_share_a_node_share_its_cores_whatever_their_axis() -> None:
     each = [
         next(one for one in found.estimates if one.strategy == "replicated") for found in (alone, crowded)
     ]
-    # Each rank has a quarter of the layers, but also only a quarter of a core.
+    # With pp=4, a rank has a quarter of the layers, but also only a quarter of a core.
     assert each[1].product == pytest.approx(each[0].product, rel=0.01)
 
 
@@ -198,7 +198,7 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
     assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", round_bytes=10**9)))
     few = planned("gpt2", "dp=24,pp=4", round_bytes=500_000_000)
     assert any("the least possible" in line for line in say(few))
-    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices, 8 owners: not the floor
+    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices of 8 owners
     assert not any("the least possible" in line for line in say(many))
 
 
@@ -271,7 +271,7 @@ def test_more_shards_never_take_more_memory() -> None:
     found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64)]
     for fewer, more in itertools.pairwise(found):
         for one, other in zip(fewer.estimates, more.estimates, strict=True):
-            assert one.strategy == "gather_all" or other.peak <= one.peak  # it holds whole matrices anyway
+            assert one.strategy == "gather_all" or other.peak <= one.peak  # which holds whole matrices
             assert other.held < one.held
 
 

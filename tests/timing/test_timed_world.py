@@ -61,7 +61,6 @@ def run(program: Program, machine: Machine = TOY, grid: Grid | None = None) -> T
 
 
 def starting(*requests: Collective) -> Walk:
-    """Start all of them, and then wait for each."""
     tickets = []
     for request in requests:
         tickets.append((yield Start(request)))
@@ -217,7 +216,7 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
 
 
 def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
-    """It is found although rank 2, which does not ask, would neither send nor receive anything."""
+    """The missing request is noticed although rank 2, which does not ask, would send and receive nothing."""
 
     def program(rank: int) -> Walk:
         if rank < 2:

@@ -104,7 +104,7 @@ def test_a_rank_that_does_not_orthogonalize_is_found_by_the_audit() -> None:
 
 
 def test_a_learning_rate_that_moves_nothing_fails_no_check() -> None:
-    """torch's own Muon does not move parameters then, either."""
+    """With so small a learning rate, torch's own Muon does not move parameters either."""
     for verdict in launch(checked_steps, 1, args=({"dp": 1, "tp": 1, "lr": 1e-12},), output="quiet")[0]:
         assert verdict.passed
         assert update_verdict.STILL in verdict.audit

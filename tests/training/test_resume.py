@@ -182,7 +182,7 @@ def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, na
 def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a restart, an equal id is enough, because all agents may be new; before, it is not enough."""
+    """Only restarted ranks may recognize their run by the job's id alone, because all agents may be new."""
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     with pytest.raises(RunFolderError, match="already in use"):

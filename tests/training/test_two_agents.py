@@ -30,7 +30,7 @@ pytestmark = [
 
 @dataclass(slots=True)
 class Agents:
-    """Agents with one rank each, started in a folder. The first one has the store where they meet."""
+    """Agents with one rank each, started in a folder. The first agent has the store where they meet."""
 
     folder: Path
     port: int

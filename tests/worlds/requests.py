@@ -114,7 +114,6 @@ def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> l
 
 
 def one_by_one(position: int, asked: list[Ask]) -> Walk:
-    """Wait for each answer before asking again."""
     answers = []
     for ask in asked:
         answers.append((yield ask.request(position)))

@@ -97,7 +97,7 @@ def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], re
 
 
 def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: RecordedRun) -> None:
-    """With owners, the world has one label per matrix. With slices, each rank that holds a part has one."""
+    """With owners, the world has one label per matrix. With slices, each rank with a part has a label."""
     names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
     labels = [name for name in names if name.startswith("Newton-Schulz of ")]
     assert len(set(labels)) == MATRICES

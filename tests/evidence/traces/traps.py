@@ -1,4 +1,4 @@
-"""Small traces made by hand, one for each way to misread a trace. They are Chrome's JSON as plain data.
+"""Small traces made by hand, one for each way to misread a trace. The traces are Chrome's JSON as plain data.
 
 Times are in microseconds, as the format requires. ``profiler_trace.parse_trace`` reads them.
 """
@@ -21,7 +21,7 @@ def counted_four_times() -> Document:
 
 def launch_for_execution() -> Document:
     """An optimizer step whose call returns after 1 ms, while its work takes 60 ms on a GPU that is busy for
-    100 ms. The whole loop's annotation on the CPU lasts 91 ms, since it does not wait for the end."""
+    100 ms. The whole loop's annotation on the CPU lasts 91 ms, since the CPU does not wait for the GPU."""
     return _document(
         event("user_annotation", "Full_Training_Step", 0, 91_000, _HOST, _HOST),
         event("kernel", "gemm (forward and backward)", 500, 40_000, 0, _STREAM),
@@ -35,8 +35,8 @@ def spinning(overlapped: bool) -> Document:
     """A step with 20 ms of compute, and two all_gathers of 5 ms each whose peers are ready at 20 ms.
 
     If not ``overlapped``, both all_gathers are issued after the compute: their kernels take 10 ms, and the
-    step takes 30 ms. Otherwise both are issued at the start, on separate streams, and spin until the peers
-    are ready: their kernels take 50 ms, and the step takes 25 ms.
+    step takes 30 ms. Otherwise both all_gathers are issued at the start, on separate streams, and spin until
+    the peers are ready: their kernels take 50 ms, and the step takes 25 ms.
     """
     compute = event("kernel", "gemm", 0, 20_000, 0, _STREAM)
     if not overlapped:

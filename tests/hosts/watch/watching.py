@@ -33,7 +33,6 @@ class Watch:
         self.steps: list[dict[str, Any]] = []
 
     def before_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Note the parameters before the first step."""
         self.start = self.start or {name: _whole(param) for name, param in _named(optimizer)}
         self.depth += 1
 
@@ -50,7 +49,7 @@ class Watch:
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
         }
         if not step["norm"] and not any(step["lrs"]):
-            return  # torch.distributed.checkpoint takes such a step to create the state before it loads
+            return  # a step by torch.distributed.checkpoint, which creates the state before it loads
         self.steps.append(step)
         self.norm_before_clipping = None
         state = optimizer.state
