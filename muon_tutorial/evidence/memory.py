@@ -133,7 +133,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage; None if it has no storage, such as a DTensor."""
+    """The tensor's storage; None for a tensor without storage, such as a DTensor."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

@@ -113,8 +113,8 @@ def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
 def packed_gram(shard: Tensor, cut: int, packed: Tensor, workspace: Workspace) -> None:
     """Write a shard's part of the Gram matrix into ``packed``, fp32, [n(n + 1)/2].
 
-    ``shard`` is bf16, [rows, columns]. The dimension ``cut`` is cut, and may be empty; the other dimension
-    has its whole length n.
+    ``shard`` is bf16, [rows, columns]. Its length along ``cut`` may be 0; the other dimension has its whole
+    length n.
     """
     n = shard.size(1 - cut)
     wide, A = workspace.buffers([tuple(shard.shape), (n, n)], torch.float32, shard.device)

@@ -101,8 +101,8 @@ Trace = tuple[WalkedTurn, ...]
 class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
 
-    A trace may come from another bucket, whose roots were ``traced``; this bucket's ``roots`` are in the same
-    order. Roots are positions along dp.
+    A trace may come from another bucket. ``traced`` are that bucket's roots, and ``roots`` this bucket's, in
+    the same order. Roots are positions along dp.
     """
 
     traces: tuple[Trace, ...]

@@ -51,7 +51,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse each setting or command-line option that is out of range; None is allowed."""
+    """Refuse each setting or command-line option that is out of range. A count may be None."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
         count = getattr(options, name, None)
         if count is not None and count < 1:
@@ -79,7 +79,7 @@ def _check_fit(s: TrainSettings) -> None:
         raise UsageError(f"--seed must lie between 0 and {LARGEST_SEED - 1}, got {s.seed}")
     if s.width % s.heads or (s.width // s.heads) % 2:
         raise UsageError(
-            f"--width {s.width} must give each of --heads {s.heads} the same even width; "
+            f"--width {s.width} must split into --heads {s.heads} of equal and even width; "
             f"try --width {max(1, s.width // (2 * s.heads)) * 2 * s.heads}"
         )
     if s.tp > s.heads:

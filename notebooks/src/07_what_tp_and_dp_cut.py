@@ -327,8 +327,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. Cut as one, every head is torn; one by one, some may be torn
-# where tp does not divide their number.
+# Every shape is correct, and no error is raised. If q, k and v are cut as one weight, every head is torn; if they
+# are cut one by one, some may be torn where tp does not divide their number.
 #
 # <details><summary>This has happened</summary>
 #

@@ -535,7 +535,7 @@ for tokens in lesson.TOKENS:
 
 # %% [markdown]
 # No number is below 1, so with equally many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from
-# 262,144 tokens on. On the slowest link, from where on does each strategy lead?
+# 262,144 tokens on. On the slowest link, from how many tokens on does Muon lead with each strategy?
 
 # %%
 lesson.explore_costs(live=widgets)

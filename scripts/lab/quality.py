@@ -27,7 +27,8 @@ class Spectrum:
     """``values`` maps indices k = 1 … n to singular values. If ``values`` is None, a Gaussian matrix is not
     changed.
 
-    ``held_to`` is the limit of a drop-in: stock's error, a constant error, or only a largest singular value.
+    ``held_to`` names the limit for a drop-in: "stock" (stock's error), "constant" (a constant error) or
+    "largest" (only a largest singular value).
     """
 
     held_to: str

@@ -48,7 +48,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
-    """Call ``act`` with the number of each point that is passed; yields the list of points (call, target)."""
+    """Call ``act`` with the number of each point that is reached; yields the points (call, target)."""
     passed: list[tuple[str, str]] = []
 
     def point(name: str, what: Any) -> None:

@@ -202,7 +202,7 @@ class Zoo(nn.Module):
 
 
 def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """Parameters under ``fully_shard``, along ``dim`` if its length divides evenly, as FSDP2 requires."""
+    """Parameters under ``fully_shard``, cut along ``dim`` if that divides evenly, and else along 0."""
     mesh, model = build_mesh({"fsdp": dist.get_world_size()}), Zoo()
 
     def placement(param: nn.Parameter) -> TorchShard:

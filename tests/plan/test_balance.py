@@ -25,7 +25,7 @@ UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 MEET = "several of the costliest must share a position in any assignment"
 FEW = "three or four matrices a position: longest first, which promises 4/3, is 11 % above the bound"
-ONE_FITS = "the same; also, the default limit puts one matrix, or small ones of as many bytes, into a round"
+ONE_FITS = "as FEW; and a round of the default limit holds one matrix, or small ones of as many bytes"
 USUAL = ("llama-3.1-8b", 1), ("mixtral-8x7b", 8), ("qwen2.5-7b", 1), ("qwen3-0.6b", 1)
 EXCEPTIONS = {
     ("qwen3-0.6b", 64, "owner"): (1.12, FEW),

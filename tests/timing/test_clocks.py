@@ -149,7 +149,7 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
 def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two grids share the walks; tp cuts both matrices of a weight, because it cuts the columns."""
+    """Two grids share the walks. A weight holds two matrices, and tp, which cuts columns, cuts both."""
     parts: list[Matrix] = []
     for param in range(4):
         about: Any = {"dtype": torch.float32, "grad_dtype": torch.float32}
@@ -197,7 +197,7 @@ SMALL = (
     ("llama-3.1-8b", "dp=2,dp_shard=4,pp=32"),
     ("mixtral-8x7b", "dp=4,tp=2,ep=4,pp=32"),
 )
-"""Models and grids, of one layer each."""
+"""Models and grids; each stage has one layer."""
 LARGER = (
     ("gpt2-medium", "dp=2,tp=4,pp=12"),
     ("llama-3.2-1b", "dp=8,pp=16"),

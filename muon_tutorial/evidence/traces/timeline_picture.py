@@ -95,7 +95,7 @@ def _draw_rank(
 
 
 def _milliseconds(bars: Iterable[tuple[int, int]], zero: int) -> list[tuple[float, float]]:
-    """The begin and the length in milliseconds, in the form that ``broken_barh`` needs."""
+    """Each bar's start and length in milliseconds, in the form that ``broken_barh`` needs."""
     return [((begin - zero) / 1e6, (end - begin) / 1e6) for begin, end in bars]
 
 

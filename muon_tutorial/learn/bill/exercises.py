@@ -105,7 +105,7 @@ def sends_exercise() -> Exercise:
 def quiz(dp: int, tp: int) -> Exercise:
     plans = plans_of(dp, tp)
     saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
-    slices = "How many slices have a part of up? For each of them, all tp ranks work on up."
+    slices = "How many slices hold a part of up? For each of these slices, all tp ranks work on up."
     kept = "Muon keeps 4 bytes for each entry of a slice, which is 1 / dp of the bucket."
     return numbers(
         ("saved", saved, "Subtract the total of “zero1, boundary” from that of zero1."),

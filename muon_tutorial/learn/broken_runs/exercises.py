@@ -288,7 +288,7 @@ def write_waits() -> Exercise:
     slips = (
         ("A call that was made in an earlier step does not count for this one.", once),
         ("Ranks of other groups make other calls. Count only this call.", by_length),
-        ("Only the ranks in the call itself must make it.", _pairs(_made_less_often, of_all=True)),
+        ("Only the ranks that the call names must make it.", _pairs(_made_less_often, of_all=True)),
         ("First the rank that waits.", lambda logs: [(j, i) for i, j in waiting_pairs(logs)]),
     )
     hints = ("Compare logs[other].count(log[-1]) with log.count(log[-1]), for each other in log[-1][1].",)

@@ -219,7 +219,7 @@ _HEADLINE_HINTS = {
 
 
 def headlines_exercise() -> Exercise:
-    """The exercise: the published ratios, and the same with each collective counted once, on the GPU."""
+    """The exercise: the published ratios, and what they are without double counts and launch times."""
     asked = ((name, right, _HEADLINE_HINTS[name]) for name, right in right_headlines().items())
     return numbers(*asked, within=0.005)
 

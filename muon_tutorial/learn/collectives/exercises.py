@@ -65,8 +65,8 @@ def guess_bytes(ranks: int) -> Exercise:
         hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
         return Diagnosis(f"bytes_sent: {told}", (hint,))
 
-    hints = ("In each half a rank sends one piece a round. Count the rounds of a half in the picture.",)
-    return Exercise(judge, hints, "In each half a rank passes on every piece but one.")
+    hints = ("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",)
+    return Exercise(judge, hints, "In each half, a rank passes on every piece but one.")
 
 
 def counted(run: CollectiveRun) -> dict[str, int]:

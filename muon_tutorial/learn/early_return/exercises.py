@@ -55,7 +55,7 @@ def makespan_exercise() -> Exercise:
         return lambda gathers, works, window: makespan(gathers, works, max(1, window + by))
 
     overlap = "That is the time with a window of 1. With more, gathers and work overlap."
-    unlimited = "Nothing limits how many are asked for: gather i begins when matrix i − window is done."
+    unlimited = "Your gathers begin without a limit. Let gather i begin only when matrix i − window is done."
     slips = (
         (overlap, lambda g, w, window: makespan(g, w, 1)),
         (unlimited, lambda g, w, window: makespan(g, w, len(g))),
@@ -175,7 +175,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def pipeline_exercise() -> Exercise:
-    """The exercise: the order of work under 1F1B; of the fastest orders, only this one keeps least."""
+    """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
     hints = ("While a micro-batch goes there and back, for how many can stage 0 do F and B?",)
     praise = "As idle as GPipe, but a stage keeps one micro-batch at most for each stage from it on."
     return Exercise(_judge_schedule, hints, praise)

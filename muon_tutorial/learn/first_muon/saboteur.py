@@ -142,7 +142,7 @@ def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
     agrees, wrong = _state(run, moment)
     same = f"all ranks hold the same weights: {'yes' if agrees else 'no'}"
     verdict(axes, (12, bottom + 6, 432, 34), same, agrees)
-    alike = f"weights as without the saboteur: {12 - len(wrong)} of 12"
+    alike = f"weights equal to those without the saboteur: {12 - len(wrong)} of 12"
     verdict(axes, (452, bottom + 6, 432, 34), alike, not wrong)
     name = f"first_muon-saboteur-{run.ranks}-{run.rank}-{run.matrix}-{run.fault}-{moment}"
     return finish(figure, name, say_sabotage(run, moment))

@@ -206,7 +206,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
     uneven = "Shards are uneven, and may be empty: ask local_shape(shape, 'column', place, ranks) of each."
-    splits = "Split sizes go by place in the group, and the owner is a global rank: ranks.index(owner)."
+    splits = "Split sizes go by place in the group, but owners are global ranks: take ranks.index(owner)."
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),

@@ -210,7 +210,9 @@ _STEP_HINTS = {
         "update go back along entry.route (phase 5), and then, flat, into zeros at meta.global_range?",
         _TWICE,
     ),
-    7: ("job.apply(bucket, …) takes what phase 6 left. Its result goes by bucket.parameter to job.write.",),
+    7: (
+        "job.apply(bucket, …) takes what phase 6 left. Its result travels along bucket.parameter, then goes to job.write.",
+    ),
 }
 
 

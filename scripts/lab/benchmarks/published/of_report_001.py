@@ -1,4 +1,4 @@
-"""The figures of the published reproduction report. Its traces give the sizes; its author gave the link.
+"""The figures of the published reproduction report. Its traces give the sizes, its author the GPUs' link.
 
 See ``scripts.lab.report_001``, which traces each headline figure back to its events.
 """
