@@ -220,8 +220,8 @@ def write_flops() -> Exercise:
                 steps * (2 * short**2 * long + 2 * short**3): "X meets two products: X @ X.T and (…) @ X.",
                 right // steps: "That is one step.",
                 steps
-                * (4 * long**2 * short + 2 * long**3): "That takes A on the longer side. A tall matrix is "
-                "laid on its side first.",
+                * (4 * long**2 * short + 2 * long**3): "That takes A on the longer side. A tall "
+                "matrix is laid on its side first.",
             }
             if value != right:
                 said = known.get(value, "") if isinstance(value, int) else ""
