@@ -210,7 +210,7 @@ def read_on(of: Lesson) -> str:
     return f"*Read on:* {READING[of.number]}"
 
 
-_KEEP = "Colab deletes your `my_muon.py` when you leave: download it, and upload it again where you go on."
+_KEEP = "Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
 
 
 def navigation(of: Lesson) -> str:

@@ -219,8 +219,7 @@ def write_flops() -> Exercise:
                 steps * 4 * short**2 * long: "A @ A is missing.",
                 steps * (2 * short**2 * long + 2 * short**3): "X meets two products: X @ X.T and (…) @ X.",
                 right // steps: "That is one step.",
-                steps
-                * (4 * long**2 * short + 2 * long**3): "That takes A on the longer side. A tall "
+                steps * (4 * long**2 * short + 2 * long**3): "That takes A on the longer side. A tall "
                 "matrix is laid on its side first.",
             }
             if value != right:

@@ -211,7 +211,8 @@ _STEP_HINTS = {
         _TWICE,
     ),
     7: (
-        "job.apply(bucket, …) takes what phase 6 left. Its result travels along bucket.parameter, then goes to job.write.",
+        "job.apply(bucket, …) takes what phase 6 left. Its result travels along bucket.parameter, then goes "
+        "to job.write.",
     ),
 }
 
