@@ -11,7 +11,7 @@ from muon_tutorial.learn import bill as lesson
 from muon_tutorial.learn.bill import costs, exercises, rounding
 from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
 
-from .answers import PASSES, assert_quiz, assert_wrong, judged
+from .answers import assert_quiz, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -56,18 +56,8 @@ def test_the_bill_by_hand_is_the_ledgers_and_par_is_its_total(dp: int, tp: int) 
     )
 
 
-SENDS = [
-    (lesson.sends, PASSES),
-    (lambda matrix, length, place, dp: [0] * dp, "it needs"),
-    (lambda matrix, length, place, dp: [length] * dp, "you send 6 entries"),
-    (lambda matrix, length, at, dp: lesson.sends(matrix, length, at, dp)[:-1], "give a list of 2 counts"),
-    (lambda matrix, length, place, dp: None, "give a list"),
-    (lambda matrix, length, place, dp: lesson.sends(matrix, length, 0, dp), "to place 0 you send"),
-]
-
-
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS), (exercises.sends_exercise, SENDS)
+    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS)
 )
 
 

@@ -190,13 +190,7 @@ def test_waits_found_from_logs_are_those_of_the_run(clinic: Any) -> None:
 
 
 def test_suspects_are_awaited_and_wait_for_nobody(clinic: Any) -> None:
-    exercise = lesson.write_suspects()
-    assert exercise.check(lambda pairs: {j for _, j in pairs} - {i for i, _ in pairs})
-    assert_wrong(exercise, lambda pairs: {j for _, j in pairs}, "3 waits itself")
-    assert_wrong(exercise, lambda pairs: {i for i, _ in pairs} - {j for _, j in pairs}, "0 waits itself")
-    assert_wrong(exercise, lambda pairs: set(), "others wait for rank 2, and it waits for nobody")
-    assert_wrong(exercise, lambda pairs: {2, 9}, "9 is a rank that nobody waits for")
-    assert_wrong(exercise, lambda pairs: 2, "return a set of ranks, not 2")
+    assert lesson.write_suspects().check(lambda pairs: [*{j for _, j in pairs} - {i for i, _ in pairs}])
     assert [lesson.suspects(reader_waits(lesson.logs(clinic.run(name)))) for name in ("hang", "D")] == [
         {2},
         set(),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.learn import first_muon, five_products, shards_alone, the_grid, why_muon, zero1_buffer
+from muon_tutorial.learn.bill import exercises as bill
 from muon_tutorial.learn.broken_runs import exercises as broken_runs
 from muon_tutorial.learn.cheaper import exercises as cheaper
 from muon_tutorial.learn.collectives import exercises as collectives
@@ -22,16 +23,21 @@ from muon_tutorial.learn.widgets.reveal import compare, is_same
 from .answers import assert_wrong
 
 WRITTEN: list[Callable[[], Exercise]] = [
+    bill.sends_exercise,
     broken_runs.write_search,
+    broken_runs.write_suspects,
     broken_runs.write_waits,
     cheaper.break_even_exercise,
+    collectives.check_formula,
     collectives.check_seconds,
     early_return.makespan_exercise,
     early_return.memory_exercise,
     first_muon.check_fair_shares,
+    five_products.write_flops,
     five_products.write_lifting,
     many_ranks.enough_exercise,
     many_ranks.wires_exercise,
+    shards_alone.check_ratio,
     shards_alone.write_nearness,
     shards_alone.write_shares,
     the_grid.mismatch_exercise,
@@ -39,6 +45,7 @@ WRITTEN: list[Callable[[], Exercise]] = [
     why_muon.write_loudest,
     why_muon.write_promise,
     zero1_buffer.address_exercise,
+    zero1_buffer.range_exercise,
 ]
 """Exercises whose answers are compared with a reference, and with usual mistakes."""
 

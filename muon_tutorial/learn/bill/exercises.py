@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ... import Grid, zero1
-from ..exercises.judge import Diagnosis, Exercise, Par, beside, guesses, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, Par, guesses, numbers, value_of, written
 from ..my_muon.reference import bill as bill
 from ..the_mirror.on_ranks import small_matrices
 from . import costs
@@ -13,8 +13,6 @@ from .costs import bill_of, plans_of
 
 GRIDS = ((2, 2), (4, 1), (1, 4), (3, 2), (8, 4))
 BILL_PHASES = ("gradient reduce_scatter", "dp gather", "tp gather", "parameter all_gather")
-
-SPOILERS = beside(replicated=4, round_robin=2, zero1=4, owner=1, followed="hundreds", halves=r"\['zero1'")
 
 Bill = Callable[[int, int, int, int], Mapping[str, int]]
 
@@ -81,25 +79,15 @@ def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int
 
 def sends_exercise() -> Exercise:
     """The exercise: a gather of one matrix, judged on matrices that lie in one, two or more slices."""
-    cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
-
-    def judge(answer: Callable[..., Sequence[int]]) -> str | None:
-        for matrix, length, dp, place in ((*case, place) for case in cases for place in range(case[2])):
-            came = value_of(answer, matrix, length, place, dp)
-            where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
-            if not isinstance(came, Sequence) or len(came) != dp:
-                return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
-            for other, (mine, right) in enumerate(zip(came, sends(matrix, length, place, dp), strict=True)):
-                if mine != right:
-                    said = f"to place {other} you send {mine} entries; it needs {right} from you."
-                    return f"For {where}: {said}"
-        return None
-
+    tried = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
+    cases = [(matrix, length, place, dp) for matrix, length, dp in tried for place in range(dp)]
     hints = (
         "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
         "A place that holds nothing of the matrix neither sends nor receives. No place sends to itself.",
     )
-    return Exercise(judge, hints, "Every holder gets what it lacks, and no other place gets anything.")
+    say = "matrix {0[0]} to {0[1]}, slices of {1}, place {2} of {3}"
+    praise = "Every holder gets what it lacks, and no other place gets anything."
+    return written(sends, cases, say=say, hints=hints, praise=praise)
 
 
 def quiz(dp: int, tp: int) -> Exercise:

@@ -27,8 +27,6 @@ from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
 
-SPOILERS = {"working": [r"working\s+–\s+1"], "slow": [r"slow\s+–\s+boundary"]}
-
 Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
 NAMES = ("AdamW", "zero1", "layerwise")

@@ -22,8 +22,6 @@ GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
-SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"]}
-SPOILERS["alike"] = [r"alike\W+\[0, 3\]"]
 Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]

@@ -265,13 +265,12 @@ def written(
     cases: Sequence[tuple[Any, ...]],
     *slips: Slip,
     say: str,
-    hints: Sequence[str] = (),
-    praise: str = "",
+    **more: Any,
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
     ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
-    ``slips``, the message says which slip that is.
+    ``slips``, the message says which slip that is. ``more`` are other fields of the exercise.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -280,8 +279,7 @@ def written(
     >>> twice.check(lambda n: n + n)
     Right. So it is.
     """
-
-    return Exercise(partial(_judge_written, right, cases, slips, say), hints, praise)
+    return Exercise(partial(_judge_written, right, cases, slips, say), **more)
 
 
 def _judge_written(
@@ -306,6 +304,8 @@ def _alike(mine: Any, right: Any) -> bool:
     if isinstance(right, Mapping):
         same_keys = isinstance(mine, Mapping) and mine.keys() == right.keys()
         return same_keys and all(_alike(mine[key], each) for key, each in right.items())
+    if isinstance(right, set):
+        return isinstance(mine, set | frozenset | list | tuple) and set(mine) == right
     if isinstance(right, list | tuple):
         is_list = isinstance(mine, list | tuple) and len(mine) == len(right)
         return is_list and all(map(_alike, mine, right))
@@ -321,11 +321,6 @@ def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_short, value))}]"
     return f"{value:.4g}" if isinstance(value, float) else textwrap.shorten(str(value), 200)
-
-
-def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern of output that shows the answer after the dash of a prediction still open."""
-    return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 
 def first(found: Iterable[str | Diagnosis | None]) -> Any:

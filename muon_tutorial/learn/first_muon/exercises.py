@@ -219,13 +219,6 @@ def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
 
 
 LACKING = "k1"
-SPOILERS = {
-    "owner_of_last": [r"owner_of_last\W+\w*\W+1\b"],
-    "zeros": [r"zeros\W+\w*\W+0\.8\b"],
-    "wrong": [r"(wrong places:|wrong, in red:|\[)\W*up1\W+down1\W+v2\W+o2"],
-    "longest_first": [r"longest_first\W+\w*\W+17\b", r"longest first: makespan 17"],
-    "best": [r"best\W+\w*\W+15\b"],
-}
 
 
 def guess(ranks: int) -> Exercise:
