@@ -23,7 +23,7 @@ from scripts.points import HEADER as HEADER
 
 Answers = Mapping[str, Sequence[str]]
 """For each predicted name, patterns (regular expressions) that would give its answer away."""
-_PATTERNS = [*series.rows(Path(__file__).with_name("spoilers.txt").read_text(encoding="utf-8"))]
+_PATTERNS = [*series.rows(Path(__file__).with_name("spoilers.txt"))]
 
 WORDS = 60
 """The most words that a question on the first screen may have."""

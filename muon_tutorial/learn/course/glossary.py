@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...errors import UsageError
 from . import series
@@ -31,14 +30,10 @@ class Symbol:
     meaning: str
 
 
-def _rows(file: str) -> Iterator[list[str]]:
-    """The cells of each row of a table that lies beside this file."""
-    return series.rows(Path(__file__).with_name(file).read_text(encoding="utf-8"))
-
-
-TERMS = tuple(Term(*row) for row in _rows("words.txt"))
+TERMS = tuple(Term(*row) for row in series.rows(series.FOLDER / "words.txt"))
 BY_WORD = sorted(TERMS, key=lambda term: term.word.casefold())
-SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meaning in _rows("symbols.txt"))
+_SIGNS = series.rows(series.FOLDER / "symbols.txt")
+SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meaning in _SIGNS)
 
 _PAGE = """\
 # Glossary and notation
