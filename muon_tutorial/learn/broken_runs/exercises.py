@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import RankFailedError, UsageError
-from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers, written
+from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, guesses, numbers, written
 from ..exercises.on_real_ranks import say_failure, say_ranks
 from .evidence import copies_agree, first_difference, rungs, waits
 from .loop import Loop
@@ -228,17 +228,10 @@ def judge(run: TrainingRun) -> Diagnosis | None:
 
 def guess() -> Exercise:
     """The exercise: predict which result is wrong first, and whether wrong copies agree."""
-
-    def judge_guess(rung: object, agree: object) -> str | None:
-        if rung not in RUNGS[1:]:
-            return f"rung: give one of {', '.join(RUNGS[1:])}."
-        if rung != "share":
-            return f"rung: {rung} does not use the learning rate. Which phase multiplies by it?"
-        if agree is not True:
-            return "agree: copies agree, wrong or not, because all of them take their owner's rows."
-        return None
-
-    return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
+    rate = f"Of {', '.join(RUNGS[1:])}, which one is multiplied by the learning rate?"
+    owner = "Copies agree, wrong or not, because all of them take their owner's rows."
+    praise = "The rate is used last, and wrong copies agree."
+    return guesses(("rung", "share", rate), ("agree", True, owner), praise=praise)
 
 
 Log = list[tuple[str, tuple[int, ...]]]

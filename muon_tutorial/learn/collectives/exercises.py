@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...engine.collective import Kind
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
@@ -33,33 +33,19 @@ SUM_HINTS = (
 
 def guess_bytes(ranks: int) -> Exercise:
     """The prediction: how many messages and bytes one rank sends in an all_reduce."""
-    piece = NUMEL * ITEM
-
-    def judge(count: object, size: object) -> str | Diagnosis | None:
-        if not isinstance(count, int) or not isinstance(size, int):
-            return "Give two whole numbers."
-        if count != 2 * (ranks - 1):
-            home = "would bring every piece home again; the last round of a half is not needed."
-            told = why(
-                (count == ranks - 1, "is one half. There are two."),
-                (count in (ranks, 2 * ranks), home),
-                (count < 2 * (ranks - 1), "is too few."),
-                otherwise="is too many.",
-            )
-            return f"messages: {count} {told}"
-        if size == count * piece:
-            return None
-        all_of_it = f"{size} would be the whole tensor in every message, not one piece."
-        told = why(
-            (size == count * NUMEL, f"{size} counts entries, and each takes {ITEM} bytes."),
-            (size == count * ranks * piece, all_of_it),
-            otherwise=f"a message carries one piece, {piece} bytes; {size} is not {count} of them.",
-        )
-        hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
-        return Diagnosis(f"bytes_sent: {told}", (hint,))
-
-    hints = ("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",)
-    return Exercise(judge, hints, "In each half, a rank passes on every piece but one.")
+    count, piece = 2 * (ranks - 1), NUMEL * ITEM
+    home = "That would bring every piece home again; the last round of a half is not needed."
+    one_half = "That is one half. There are two."
+    in_entries = f"That counts entries, and each takes {ITEM} bytes."
+    all_of_it = "That would be the whole tensor in every message, not one piece."
+    each = f"A message carries one piece: {NUMEL:,} entries of {ITEM} bytes."
+    wrong_sizes = (count * NUMEL, in_entries), (count * ranks * piece, all_of_it)
+    return guesses(
+        ("messages", count, "Count both halves.", (ranks - 1, one_half), (ranks, home), (2 * ranks, home)),
+        ("bytes_sent", count * piece, each, *wrong_sizes),
+        hints=("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",),
+        praise="In each half, a rank passes on every piece but one.",
+    )
 
 
 def counted(run: CollectiveRun) -> dict[str, int]:
@@ -69,15 +55,10 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 def guess_stuck() -> Exercise:
     """The prediction: in how many settings of the switches a rank waits for ever."""
-
-    def judge(stuck: object) -> str | None:
-        free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
-        few = "1 is too few. In one, all ranks send first. What else can all do at the same time?"
-        whole = isinstance(stuck, int)
-        return why((not whole, "Give a whole number."), (stuck == 1, few), (stuck != 2, free)) or None
-
+    rest = "As soon as one sends to a neighbour that receives, the rest can follow."
+    other = "In one, all ranks send first. What else can all do at the same time?"
     praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."
-    return Exercise(judge, praise=praise)
+    return guesses(("stuck", 2, rest, (1, other)), praise=praise)
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:

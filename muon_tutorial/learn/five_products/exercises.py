@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, two_numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from . import singular_values
 from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schulz, polynomial
 
@@ -184,8 +184,10 @@ def bound_values(steps: int) -> Exercise:
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
 
-    def judge(*answers: object) -> str | None:
-        low, high = two_numbers(*answers)
+    def judge(*answers: Any) -> str | None:
+        if not all(isinstance(answer, int | float) for answer in answers):
+            return "Give two numbers."
+        low, high = answers
         if low > lowest + 0.006:
             return f"A value that begins at {starts[ends.argmin()]:.3f} ends at {lowest:.3f}, below {low:g}."
         if high < highest - 0.006:

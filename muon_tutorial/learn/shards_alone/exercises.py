@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import cuts, on_ranks
 from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, nearness, pieces_alone
@@ -98,23 +98,17 @@ def outcomes(tp: int) -> dict[str, Any]:
 def guess(tp: int) -> Exercise:
     """The guess: the largest singular value of the shards' update, and whether noise gets a flat spectrum."""
     right = outcomes(tp)
-
-    def judge(largest: object, noise_too: object) -> str | None:
-        if not isinstance(largest, (int, float)) or not isinstance(noise_too, bool):
-            return "Give a number, and True or False."
-        if abs(largest - right["largest"]) > 0.03:
-            told = why(
-                (largest == 1, "1 is right for each shard by itself. Side by side, lengths grow."),
-                (largest == tp, "Lengths do not add; their squares do."),
-                otherwise=f"A row of the whole is {tp} rows of length 1, one after the other.",
-            )
-            return f"largest: {largest:g} is not it. {told}"
-        if noise_too != right["noise_too"]:
-            return "noise_too: what did you use of the gradient to find `largest`?"
-        return None
-
-    hints = ("Take one row of length 1 from each shard, and put them side by side. How long is the result?",)
-    return Exercise(judge, hints, "Squares of lengths add, whatever the entries are.")
+    each = "That is right for each shard by itself. Side by side, lengths grow."
+    along = f"A row of the whole is {tp} rows of length 1, one after the other."
+    return guesses(
+        ("largest", right["largest"], along, (1, each), (tp, "Lengths do not add; their squares do.")),
+        ("noise_too", right["noise_too"], "What did you use of the gradient to find `largest`?"),
+        hints=(
+            "Take one row of length 1 from each shard, and put them side by side. How long is the result?",
+        ),
+        praise="Squares of lengths add, whatever the entries are.",
+        within=0.02,
+    )
 
 
 def energy_shares(turned: Tensor) -> tuple[float, ...]:

@@ -8,7 +8,17 @@ from typing import Any
 from ... import DistMeta, Plan
 from ...plan.bucket import Interval
 from ..exercises import judge as judging
-from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why, written
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    Par,
+    first,
+    guesses,
+    names_or_none,
+    numbers,
+    value_of,
+    written,
+)
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
@@ -78,30 +88,21 @@ def address_exercise() -> Exercise:
 
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
     """The prediction: bytes that rank 0 sends for whole buckets, and for straddling matrices only."""
+    everything = "All other ranks lack rank 0's slice of every bucket."
+    straddling = "Rank 0 sends its part of a matrix to each rank that keeps another part of it."
     right = sent_for_momentum(dp, tp, bucket)
 
-    def judge(everything: object, straddling: object) -> str | None:
-        for name, said in (("everything", everything), ("straddling", straddling)):
-            if said != right[name]:
-                told = why(
-                    (said == right[name] // 2, "these are entries. On the wire each entry takes 2 bytes."),
-                    (said == 2 * right[name], "that would be float32. On the wire each entry takes 2 bytes."),
-                    otherwise=f"not {said}. {_BYTES_WHY[name]}",
-                )
-                return f"{name}: {told}"
-        return None
+    def asked(name: str, told: str) -> tuple[Any, ...]:
+        entries = right[name] // 2, "These are entries. On the wire each entry takes 2 bytes."
+        float32 = 2 * right[name], "That would be float32. On the wire each entry takes 2 bytes."
+        return name, right[name], told, entries, float32
 
     hints = (
         "Every other rank lacks rank 0's slice of every bucket, padding included.",
         "Which matrix does the end of rank 0's slice cut, and how many other ranks keep a part of it?",
     )
-    return Exercise(judge, hints, "A rank sends what others lack, once for each of them.")
-
-
-_BYTES_WHY = {
-    "everything": "All other ranks lack rank 0's slice of every bucket.",
-    "straddling": "Rank 0 sends its part of a matrix to each rank that keeps another part of that matrix.",
-}
+    both = asked("everything", everything), asked("straddling", straddling)
+    return guesses(*both, hints=hints, praise="A rank sends what others lack, once for each of them.")
 
 
 def range_exercise() -> Exercise:
