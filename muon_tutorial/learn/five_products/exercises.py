@@ -217,11 +217,15 @@ def write_flops() -> Exercise:
     def without_last(m: int, n: int, steps: int) -> int:
         return flops(m, n, steps) - without_square(m, n, steps) // 2
 
+    def on_longer(m: int, n: int, steps: int) -> int:
+        return steps * (4 * max(m, n) ** 2 * min(m, n) + 2 * max(m, n) ** 3)
+
     slips = (
         ("A multiply and an add are two operations: twice as many.", lambda *given: flops(*given) // 2),
         ("A @ A is missing.", without_square),
         ("X meets two products: X @ X.T and (…) @ X.", without_last),
         ("That is one step.", lambda m, n, steps: flops(m, n, 1)),
+        ("That takes A on the longer side.", on_longer),
         ("A tall matrix is laid on its side first.", lambda m, n, steps: steps * (4 * m**2 * n + 2 * m**3)),
     )
     hints = (
