@@ -26,12 +26,8 @@ TESTS = {build: test_of(build, lesson) for build, (lesson, _) in BUILDS.items()}
 
 
 COUNTED = """\
-from muon_tutorial.learn import builds as _builds
-def _run(*stages, _of=_builds.run, **how):
-    for stage in stages:
-        _of(stage, **how)
-        open({path!r}, "a").write(".")
-_builds.run = _run
+from muon_tutorial.learn import builds
+builds.on_green = lambda: open({path!r}, "a").write(".")
 """
 """Runs before a build's test: each green stage writes a dot to a file, so a student's prints do not count."""
 

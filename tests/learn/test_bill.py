@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from muon_tutorial.learn import bill as lesson
 from muon_tutorial.learn.bill import costs, exercises, rounding
 from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
 
-from .answers import PASSES, assert_quiz, assert_wrong, judged
+from .answers import assert_quiz, assert_wrong
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -35,40 +34,14 @@ def scaled(phase: str, factor: int) -> Any:
     }
 
 
-WRONG_BILLS = [
-    (scaled("gradient reduce_scatter", 2), "gradient reduce_scatter: yours"),
-    (scaled("dp gather", 2), "dp gather: yours"),
-    (lambda total, touched, dp, tp: lesson.bill(total, total, dp, tp), "tp gather: yours"),
-    (lambda total, touched, dp, tp: {"dp gather": 3}, "Give a dictionary with the keys"),
-    (lambda total: {}, "raised TypeError"),
-]
-
-
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_bill_by_hand_is_the_ledgers_and_par_is_its_total(dp: int, tp: int) -> None:
     verdict = exercises.bill_exercise(dp, tp).check(lesson.bill)
     assert verdict
     total = costs.bill_of("", costs.plans_of(dp, tp)["zero1"]).total
     assert f"Yours takes {total:g} bytes" in verdict.message
-    open_bill = dict.fromkeys(exercises.BILL_PHASES, ...)
-    assert_wrong(
-        exercises.bill_exercise(dp, tp), lambda *given: {**open_bill, "dp gather": 1}, "is still open"
-    )
-
-
-SENDS = [
-    (lesson.sends, PASSES),
-    (lambda matrix, length, place, dp: [0] * dp, "it needs"),
-    (lambda matrix, length, place, dp: [length] * dp, "you send 6 entries"),
-    (lambda matrix, length, at, dp: lesson.sends(matrix, length, at, dp)[:-1], "give a list of 2 counts"),
-    (lambda matrix, length, place, dp: None, "give a list"),
-    (lambda matrix, length, place, dp: lesson.sends(matrix, length, 0, dp), "to place 0 you send"),
-]
-
-
-test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS), (exercises.sends_exercise, SENDS)
-)
+    wrong = exercises.bill_exercise(dp, tp).check(scaled("dp gather", 3))
+    assert dp == 1 or (", dp gather: " in wrong.message and "bfloat16: 2 bytes an entry" in wrong.message)
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (4, 1), (3, 2)])

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from muon_tutorial.learn import first_muon, five_products, shards_alone, the_grid, why_muon, zero1_buffer
+from muon_tutorial.learn import (
+    cuts,
+    first_muon,
+    five_products,
+    own_sharding,
+    shards_alone,
+    the_grid,
+    why_muon,
+    zero1_buffer,
+)
+from muon_tutorial.learn.bill import exercises as bill
 from muon_tutorial.learn.broken_runs import exercises as broken_runs
 from muon_tutorial.learn.cheaper import exercises as cheaper
 from muon_tutorial.learn.collectives import exercises as collectives
-from muon_tutorial.learn.cuts.exercises import torn_exercise
 from muon_tutorial.learn.early_return import exercises as early_return
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers
 from muon_tutorial.learn.many_ranks import exercises as many_ranks
@@ -22,23 +32,35 @@ from muon_tutorial.learn.widgets.reveal import compare, is_same
 from .answers import assert_wrong
 
 WRITTEN: list[Callable[[], Exercise]] = [
+    partial(bill.bill_exercise, 2, 2),
+    bill.sends_exercise,
     broken_runs.write_search,
+    broken_runs.write_suspects,
     broken_runs.write_waits,
     cheaper.break_even_exercise,
+    partial(cheaper.bytes_exercise, 2, 2),
+    cheaper.steps_exercise,
+    collectives.check_formula,
     collectives.check_seconds,
     early_return.makespan_exercise,
     early_return.memory_exercise,
+    early_return.recorded_exercise,
     first_muon.check_fair_shares,
+    five_products.write_flops,
     five_products.write_lifting,
     many_ranks.enough_exercise,
     many_ranks.wires_exercise,
+    own_sharding.check_sent,
+    shards_alone.check_ratio,
     shards_alone.write_nearness,
     shards_alone.write_shares,
     the_grid.mismatch_exercise,
-    torn_exercise,
+    partial(cuts.holders_exercise, 2, 3),
+    cuts.torn_exercise,
     why_muon.write_loudest,
     why_muon.write_promise,
     zero1_buffer.address_exercise,
+    zero1_buffer.range_exercise,
 ]
 """Exercises whose answers are compared with a reference, and with usual mistakes."""
 
@@ -46,7 +68,7 @@ WRITTEN: list[Callable[[], Exercise]] = [
 @pytest.mark.parametrize("make", WRITTEN)
 def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(make: Callable) -> None:
     exercise: Any = make()
-    right, cases, slips, say = exercise.judge.args
+    right, cases, slips, say, _ = exercise.judge.args
     for said, slip in slips:
         assert_wrong(exercise, slip, said)
     assert exercise.check(right)
@@ -54,6 +76,33 @@ def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(mak
     assert (
         exercise.check(lambda *given: ...).passed is exercise.check(lambda *given: (..., ...)).passed is None
     )
+
+
+GUESSES: list[Callable[[], Exercise]] = [
+    *(partial(collectives.guess_bytes, ranks) for ranks in (2, 4, 6)),
+    collectives.guess_stuck,
+    *(partial(cuts.pieces_exercise, tp) for tp in (1, 2, 3, 7)),
+    *(partial(first_muon.guess, ranks) for ranks in (1, 2, 3, 5, 9)),
+    first_muon.check_toy,
+    *(partial(own_sharding.guess, ranks) for ranks in (2, 4, 8)),
+    *(partial(shards_alone.guess, tp) for tp in (2, 4)),
+    *(partial(the_grid.predict, *grid) for grid in ((2, 3), (3, 1), (1, 4))),
+    partial(zero1_buffer.bytes_exercise, 4, 1, 400),
+]
+
+
+@pytest.mark.parametrize("make", GUESSES)
+def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(make: Callable) -> None:
+    exercise: Any = make()
+    asked, _ = exercise.judge.args
+    rights = [right for _, right, *_ in asked]
+    assert exercise.check(*rights)
+    for place, (name, right, told, *mistakes) in enumerate(asked):
+        known = [*mistakes, ("odd", told)]
+        for wrong in (wrong for wrong, _ in known if wrong != right):
+            reply = next(reply for each, reply in known if each == wrong)
+            said = [*rights[:place], wrong, *rights[place + 1 :]]
+            assert_wrong(exercise, *said, f"{name}: not {wrong}. {reply}")
 
 
 def no_negative(value: int) -> str | None:

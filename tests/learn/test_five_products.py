@@ -13,7 +13,7 @@ from torch import Tensor
 from muon_tutorial.learn import five_products
 from muon_tutorial.learn.inputs.recordings import real_gradient
 
-from .answers import PASSES, assert_quiz, assert_wrong, judged
+from .answers import assert_quiz, assert_wrong, judged
 
 STEPS = (1, 2, 5, 7)
 
@@ -77,20 +77,9 @@ WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-COSTS: list[tuple[Callable[[int, int, int], Any], str]] = [
-    (five_products.flops, PASSES),
-    (lambda m, n, steps: steps * (4 * m * m * n + 2 * m**3), "laid on its side first"),
-    (lambda m, n, steps: five_products.flops(m, n, steps) // 2, "twice as many"),
-    (lambda m, n, steps: steps * 4 * min(m, n) ** 2 * max(m, n), "A @ A is missing"),
-    (lambda m, n, steps: five_products.flops(m, n, 1), "That is one step."),
-    (lambda m, n, steps: "many", "it is not many"),
-]
-
-
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (five_products.write_step, WRONG),
     (five_products.write_all, WRONG_WHOLES),
-    (five_products.write_flops, COSTS),
 )
 
 

@@ -13,10 +13,9 @@ from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.own_sharding import exercises, on_ranks, pictures
 from muon_tutorial.learn.own_sharding import three_functions as right
-from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
-from .answers import PASSES, assert_quiz, assert_wrong, judged
+from .answers import assert_quiz, assert_wrong, judged
 
 QUICK = 2.0
 
@@ -30,16 +29,6 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
     rows = right.rows_of(lesson.bad_rows(ranks), ranks)
     got = [None] * (ranks - 1) + ["tensor"]
     assert lesson.guess(ranks).check(rows, got)
-    assert_wrong(lesson.guess(ranks), [*rows, 1], got, "rows: give a list")
-    if ranks > 1:
-        assert_wrong(lesson.guess(ranks), rows, ["tensor"] * ranks, "Who orthogonalizes this matrix?")
-        assert_wrong(lesson.guess(ranks), [0] * ranks, got, "together they have to be")
-        assert_wrong(lesson.guess(ranks), rows, None, "got: give a list")
-    if ranks > 3:
-        fair = [3, *[2] * (ranks - 1)]
-        assert_wrong(
-            lesson.guess(ranks), fair, got, "rows: fair, but torch does not deal rows out one by one"
-        )
 
 
 def test_the_references_functions_pass() -> None:
@@ -117,13 +106,11 @@ def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> N
     for rank, mine in enumerate(found):
         for way, name in (("out", "gather"), ("back", "redistribute")):
             due = [each for each in moments[name].sent if each.sender == rank]
-            assert sorted(mine[way], key=str) == sorted(
-                (Transfer(each.sender, each.receiver, 2 * each.elements) for each in due), key=str
-            )
+            assert sorted(mine[way], key=str) == sorted(due, key=str)
         assert mine["part"] == moments["done"].held[rank][0].box.shape
         assert (mine["full"] is None) == (moments["gather"].held[rank] == ())
         for each in moments["gather"].held[rank]:
-            assert torch.tensor(mine["full"])[each.box.slices].unique().tolist() == [each.by]
+            assert torch.tensor(mine["full"])[each.box.slices].unique().tolist() == [each.keeper]
 
 
 def test_a_failed_step_and_a_wrong_step_are_told() -> None:
@@ -140,20 +127,6 @@ def test_a_failed_step_and_a_wrong_step_are_told() -> None:
 
 def test_the_quiz_knows_right_from_wrong() -> None:
     assert_quiz(lesson.quiz(), {"empty": 8 - len(torch.arange(9).chunk(8)), "step": 2})
-
-
-def in_all(one: int, three: int) -> Any:
-    return lambda *given: lesson.sent(*given, times=(one, three))
-
-
-SENT: list[Any] = [
-    (in_all(2, 2), "ZeRO-3 drops weights after forward. What does backward need?"),
-    (in_all(3, 4), "AdamW gathers no x"),
-    (lambda entries, ranks, item: {"ZeRO-1": 2 * entries * item, "ZeRO-3": 3 * entries * item}, "but one."),
-    (lambda entries, ranks, item: lesson.sent(entries, ranks, 1), "An entry has `item` bytes."),
-    (lesson.sent, PASSES),
-]
-test_what_zero3_sends_is_judged = judged((lesson.check_sent, SENT))
 
 
 def test_every_rank_calls_for_every_matrix() -> None:

@@ -18,10 +18,9 @@ from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
-from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
-from muon_tutorial.learn.the_mirror.recording import PHASES, Tile
+from muon_tutorial.learn.the_mirror.recording import LAST, PHASES, Recording, Tile, dumps, load, loads
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
 
@@ -265,7 +264,7 @@ def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
 
 
 def test_the_shipped_recording_is_of_this_step() -> None:
-    shipped, here = replay.load(), lesson.record_here(2, 2, 0)
+    shipped, here = load(), lesson.record_here(2, 2, 0)
     assert shipped.shapes == here.shapes
     for mine, theirs in zip(shipped.diaries, here.diaries, strict=True):
         assert mine.tiles == theirs.tiles
@@ -273,14 +272,14 @@ def test_the_shipped_recording_is_of_this_step() -> None:
 
 
 @pytest.fixture(params=GRIDS, ids=str)
-def recording(request: pytest.FixtureRequest) -> replay.Recording:
+def recording(request: pytest.FixtureRequest) -> Recording:
     dp, tp = request.param
     return lesson.record_here(dp, tp, 0)
 
 
-def test_what_is_written_is_read_again(recording: replay.Recording) -> None:
-    text = replay.dumps(recording)
-    assert replay.dumps(replay.loads(text)) == text
+def test_what_is_written_is_read_again(recording: Recording) -> None:
+    text = dumps(recording)
+    assert dumps(loads(text)) == text
     assert len(text) < 200_000
 
 
@@ -294,12 +293,12 @@ def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
 
 
 def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
-    recording: replay.Recording,
+    recording: Recording,
 ) -> None:
     for name, (rows, columns) in recording.shapes.items():
         for diary in recording.diaries:
             held = [set(cells(moment)) for moment in diary.tiles[name]]
-            assert all(held[moment] == held[replay.LAST - moment] for moment in (0, 1, 3))
+            assert all(held[moment] == held[LAST - moment] for moment in (0, 1, 3))
             assert held[5] <= held[2]  # entries that a rank gathered needlessly do not come back to it
             assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
         ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]

@@ -17,33 +17,6 @@ GRIDS = [(4, 1), (3, 1), (2, 2), (1, 1)]
 Range = tuple[int, int]
 
 
-def from_the_bucket(whole: Range, place: int, length: int) -> Range:
-    start, stop = max(whole[0], place * length), min(whole[1], (place + 1) * length)
-    return (start, stop) if start < stop else (0, 0)
-
-
-def backwards_where_empty(whole: Range, place: int, length: int) -> Range:
-    begin = place * length
-    return max(whole[0], begin) - begin, min(whole[1], begin + length) - begin
-
-
-def inclusive(whole: Range, place: int, length: int) -> Range:
-    start, stop = lesson.local_range(whole, place, length)
-    return (start, stop - 1) if stop else (0, 0)
-
-
-RANGES = [
-    (lesson.local_range, PASSES),
-    (lambda *given: list(from_plan(*given)), PASSES),
-    (lambda whole, place, length: None, "give a pair"),
-    (lambda whole, place, length: whole, "reaches beyond the slice"),
-    (from_the_bucket, "counts from the start of the bucket"),
-    (backwards_where_empty, "they share nothing; say (0, 0)"),
-    (inclusive, "leaves out the last number"),
-    (lambda whole, place, length: whole[2], "raised IndexError"),
-]
-
-
 def from_plan(whole: Range, place: int, length: int) -> Range:
     shared = sorted(set(range(*whole)) & set(range(place * length, (place + 1) * length)))
     return (shared[0] - place * length, shared[-1] + 1 - place * length) if shared else (0, 0)
@@ -62,15 +35,6 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
     wrong += [(right, padding + 1, "padding: not"), (right, None, "padding: not None")]
     for case in wrong:
         assert_wrong(lesson.split_exercise(plan), *case)
-
-
-BYTES = [
-    (882, 404, PASSES),
-    (441, 404, "these are entries"),
-    (882, 808, "float32"),
-    (882, 0, "straddling: not 0"),
-    ("a", 1, "every"),
-]
 
 
 def by_hand(sizes: list[int], dp: int, most: int) -> Any:
@@ -108,8 +72,8 @@ WRONG_PLANS = [
 
 
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (lesson.range_exercise, RANGES),
-    (partial(lesson.bytes_exercise, 4, 1, 400), BYTES),
+    (lesson.range_exercise, [(lesson.local_range, PASSES), (from_plan, PASSES)]),
+    (partial(lesson.bytes_exercise, 4, 1, 400), [(882, 404, PASSES)]),
     (lesson.plan_exercise, WRONG_PLANS),
 )
 

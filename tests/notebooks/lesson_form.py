@@ -3,9 +3,9 @@
 A lesson chooses this form by tagging its set-up cell ``hero``. The first cell of such a lesson is the title
 and the question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A
 stub tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are
-folded. The lesson declares, for each predicted name, patterns that would give its answer away. Each pattern
-must match a cell tagged ``answer``, because a pattern that matches no answer guards nothing. This module
-reads notebooks, and runs nothing.
+folded. ``spoilers.txt`` has, for each lesson and predicted name, patterns that would give its answer away.
+Each pattern must match a cell tagged ``answer``, because a pattern that matches no answer guards nothing.
+This module reads notebooks, and runs nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+from muon_tutorial.learn.course import series
 from scripts.notebook_guards import Problem
 from scripts.points import HEADER as HEADER
 
 Answers = Mapping[str, Sequence[str]]
 """For each predicted name, patterns (regular expressions) that would give its answer away."""
+_PATTERNS = [*series.rows(Path(__file__).with_name("spoilers.txt"))]
 
 WORDS = 60
 """The most words that a question on the first screen may have."""
@@ -92,6 +95,12 @@ def _page(output: Mapping[str, Any]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def answers_of(number: str) -> dict[str, list[str]]:
+    """The patterns of a lesson's predictions."""
+    names = dict.fromkeys(name for lesson, name, _ in _PATTERNS if lesson == number)
+    return {name: [row[2] for row in _PATTERNS if row[:2] == [number, name]] for name in names}
 
 
 def predicted_names(cell: Mapping[str, Any]) -> list[str]:

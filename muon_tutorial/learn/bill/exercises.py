@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 from ... import Grid, zero1
-from ..exercises.judge import Diagnosis, Exercise, Par, beside, guesses, numbers, value_of
+from ..exercises.judge import Exercise, Par, guesses, numbers, written
 from ..my_muon.reference import bill as bill
 from ..the_mirror.on_ranks import small_matrices
 from . import costs
 from .costs import bill_of, plans_of
 
 GRIDS = ((2, 2), (4, 1), (1, 4), (3, 2), (8, 4))
-BILL_PHASES = ("gradient reduce_scatter", "dp gather", "tp gather", "parameter all_gather")
-
-SPOILERS = beside(replicated=4, round_robin=2, zero1=4, owner=1, followed="hundreds", halves=r"\['zero1'")
-
-Bill = Callable[[int, int, int, int], Mapping[str, int]]
 
 
 def runs_exercise(dp: int, tp: int) -> Exercise:
@@ -33,44 +26,41 @@ def runs_exercise(dp: int, tp: int) -> Exercise:
     )
 
 
-_BILL_HINTS = (
-    "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
-    "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
-    "A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",
-    "New weights are fp32, and every rank needs all slices.",
-)
+_BILL_HINTS = {
+    "gradient reduce_scatter": (
+        "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
+    ),
+    "dp gather": (
+        "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
+    ),
+    "tp gather": ("A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",),
+    "parameter all_gather": ("New weights are fp32, and every rank needs all slices.",),
+}
 
 
 def bill_exercise(dp: int, tp: int) -> Exercise:
     """The reader's bill is compared with the ledger's on several grids, for two models."""
-
-    def judge(bill: Bill) -> Diagnosis | None:
-        grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]
-        models = small_matrices(), costs.gpt_matrices(2, 96)
-        plans = (zero1(matrices, grid) for grid in grids for matrices in models)
-        cases = ((plan, rank) for plan in plans for rank in sorted({0, plan.grid.world_size - 1}))
-        for plan, rank in cases:
-            at = plan.grid.at(rank)
-            along_dp, along_tp = at.size("dp"), at.size("tp")
-            total, touched = costs.entries_of_rank(plan), costs.touched_entries(plan, at)
-            came = value_of(bill, total, touched, along_dp, along_tp)
-            if not isinstance(came, Mapping) or set(came) != set(BILL_PHASES):
-                return Diagnosis(f"Give a dictionary with the keys {', '.join(BILL_PHASES)}.")
-            due = bill_of("zero1", plan, rank).sent
-            where = f"On {plan.grid}, rank {rank} (total {total:,}, touched {touched:,})"
-            for phase, hint in zip(BILL_PHASES, _BILL_HINTS, strict=True):
-                if came[phase] is ...:
-                    return Diagnosis(f"{phase} is still open.")
-                if came[phase] != due.get(phase, 0):
-                    counted = f"yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}"
-                    return Diagnosis(f"{where}, {phase}: {counted}.", (hint,))
-        return None
-
+    due: dict[tuple[int, ...], dict[str, int]] = {}
+    grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]
+    models = small_matrices(), costs.gpt_matrices(2, 96)
+    for plan in (zero1(matrices, grid) for grid in grids for matrices in models):
+        for at in map(plan.grid.at, {0, plan.grid.world_size - 1}):
+            sent = bill_of("zero1", plan, at.rank).sent
+            case = costs.entries_of_rank(plan), costs.touched_entries(plan, at), at.size("dp"), at.size("tp")
+            due[case] = {phase: sent.get(phase, 0) for phase in _BILL_HINTS}
     own = plans_of(dp, tp)["zero1"]
     entries = costs.entries_of_rank(own), costs.touched_entries(own, own.grid.at(0))
     par = Par("bytes", bill_of("zero1", own).total, lambda bill: sum(bill(*entries, dp, tp).values()))
     praise = "Your bytes of every phase are the ledger's, on every grid that was tried."
-    return Exercise(judge, (), praise, par, keeps=("bill",))
+    return written(
+        lambda *case: due[case],
+        list(due),
+        say="total {:,}, touched {:,}, dp={} and tp={}",
+        hints_of=_BILL_HINTS,
+        praise=praise,
+        par=par,
+        keeps=("bill",),
+    )
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
@@ -81,25 +71,15 @@ def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int
 
 def sends_exercise() -> Exercise:
     """The exercise: a gather of one matrix, judged on matrices that lie in one, two or more slices."""
-    cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
-
-    def judge(answer: Callable[..., Sequence[int]]) -> str | None:
-        for matrix, length, dp, place in ((*case, place) for case in cases for place in range(case[2])):
-            came = value_of(answer, matrix, length, place, dp)
-            where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
-            if not isinstance(came, Sequence) or len(came) != dp:
-                return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
-            for other, (mine, right) in enumerate(zip(came, sends(matrix, length, place, dp), strict=True)):
-                if mine != right:
-                    said = f"to place {other} you send {mine} entries; it needs {right} from you."
-                    return f"For {where}: {said}"
-        return None
-
+    tried = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
+    cases = [(matrix, length, place, dp) for matrix, length, dp in tried for place in range(dp)]
     hints = (
         "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
         "A place that holds nothing of the matrix neither sends nor receives. No place sends to itself.",
     )
-    return Exercise(judge, hints, "Every holder gets what it lacks, and no other place gets anything.")
+    say = "matrix {0[0]} to {0[1]}, slices of {1}, place {2} of {3}"
+    praise = "Every holder gets what it lacks, and no other place gets anything."
+    return written(sends, cases, say=say, hints=hints, praise=praise)
 
 
 def quiz(dp: int, tp: int) -> Exercise:

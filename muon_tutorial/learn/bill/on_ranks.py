@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -11,30 +10,22 @@ import torch.distributed as dist
 from ... import LiveWorld, build_mesh
 from ...plan.strategies import Builder
 from ..the_mirror.on_ranks import count_step, parameters_on, plan_of
-from .costs import BUILDERS, holders, rows_of
+from .costs import BUILDERS, StepBill, holders, rows_of
 
 Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What one rank's ledger counted in a step, by phase, and the bytes of momentum that the rank keeps."""
-
-    sent: Mapping[str, int]
-    state: int
-
-
-def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
-    """Count a step of the package's Muon with each strategy. All ranks must call."""
+def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, StepBill]:
+    """Count a step of the package's Muon with each strategy, on this rank. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
-    return {name: _count(world, build, seed) for name, build in BUILDERS.items()}
+    return {name: _count(world, name, build, seed) for name, build in BUILDERS.items()}
 
 
-def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
+def _count(world: LiveWorld, name: str, build: Builder, seed: int) -> StepBill:
     muon, ledger = count_step(world, parameters_on(world.at, seed), build)
     kept = sum(state["momentum_buffer"].nbytes for state in muon.state.values())
-    return Counted(rows_of(ledger, world.at.rank), kept)
+    return StepBill(name, rows_of(ledger, world.at.rank), kept)
 
 
 Fetched = tuple[int, bool | None]
@@ -65,7 +56,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     return packed.nbytes, torch.equal(found, whole[start:stop]) if works else None
 
 
-def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
+def say_counted(counted: Sequence[Mapping[str, StepBill]], rank: int = 0) -> str:
     lines = [f"{'strategy':16} {'phase':26} {'bytes sent':>12}"]
     for name, found in counted[rank].items():
         lines += [f"{name:16} {phase:26} {sent:12,}" for phase, sent in found.sent.items()]

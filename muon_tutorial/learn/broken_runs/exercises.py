@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import RankFailedError, UsageError
-from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers, value_of, written
+from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, guesses, numbers, written
 from ..exercises.on_real_ranks import say_failure, say_ranks
 from .evidence import copies_agree, first_difference, rungs, waits
 from .loop import Loop
@@ -92,11 +92,6 @@ def _thresholds(dp: int, seed: int) -> tuple[float, float]:
     )
     return round((losses[0] + losses[1]) / 2, 6), round((losses[-1] + losses[-2]) / 2, 6)
 
-
-SPOILERS = {
-    "rung": [r"\brung\W+\w*\W+share\b"],
-    "agree": [r"copies agree to the last bit at the end\s+(yes|no)", r"\bagree\W+\w*\W+True\b"],
-}
 
 HANG_HINTS = (
     "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
@@ -233,17 +228,10 @@ def judge(run: TrainingRun) -> Diagnosis | None:
 
 def guess() -> Exercise:
     """The exercise: predict which result is wrong first, and whether wrong copies agree."""
-
-    def judge_guess(rung: object, agree: object) -> str | None:
-        if rung not in RUNGS[1:]:
-            return f"rung: give one of {', '.join(RUNGS[1:])}."
-        if rung != "share":
-            return f"rung: {rung} does not use the learning rate. Which phase multiplies by it?"
-        if agree is not True:
-            return "agree: copies agree, wrong or not, because all of them take their owner's rows."
-        return None
-
-    return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
+    rate = f"Of {', '.join(RUNGS[1:])}, which one is multiplied by the learning rate?"
+    owner = "Copies agree, wrong or not, because all of them take their owner's rows."
+    praise = "The rate is used last, and wrong copies agree."
+    return guesses(("rung", "share", rate), ("agree", True, owner), praise=praise)
 
 
 Log = list[tuple[str, tuple[int, ...]]]
@@ -307,23 +295,17 @@ def suspects(pairs: Pairs) -> set[int]:
 
 def write_suspects() -> Exercise:
     """The exercise: the ranks that others wait for, and that do not wait themselves."""
-    cases: list[Pairs] = [[(3, 2), (0, 2), (1, 3)], [(0, 1), (1, 0)], [], [(0, 3), (1, 3), (1, 2)]]
-
-    def judge(function: Any) -> str | None:
-        for pairs in cases:
-            found, due = value_of(function, list(pairs)), suspects(pairs)
-            if not isinstance(found, set | list | tuple | frozenset):
-                return f"For {pairs}: return a set of ranks, not {found!r}."
-            if extra := sorted(set(found) - due, key=str):
-                waits_too = any(rank == extra[0] for rank, _ in pairs)
-                why_not = "waits itself" if waits_too else "is a rank that nobody waits for"
-                return f"For {pairs}: {extra[0]} {why_not}."
-            if missing := sorted(due - set(found)):
-                return f"For {pairs}: others wait for rank {missing[0]}, and it waits for nobody."
-        return None
-
+    cases = [([(3, 2), (0, 2), (1, 3)],), ([(0, 1), (1, 0)],), ([],), ([(0, 3), (1, 3), (1, 2)],)]
+    slips = (
+        ("Leave out those that wait themselves.", lambda pairs: {other for _, other in pairs}),
+        (
+            "First the rank that waits.",
+            lambda pairs: {rank for rank, _ in pairs} - {other for _, other in pairs},
+        ),
+    )
     hints = ("Make two sets: the ranks that wait, and the ranks that others wait for.",)
-    return Exercise(judge, hints, "If there are none, the ranks wait in a circle.")
+    praise = "If there are none, the ranks wait in a circle."
+    return written(suspects, cases, *slips, say="{}", hints=hints, praise=praise)
 
 
 Place = tuple[int, str, int] | None

@@ -27,8 +27,6 @@ from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
 
-SPOILERS = {"working": [r"working\s+–\s+1"], "slow": [r"slow\s+–\s+boundary"]}
-
 Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
 NAMES = ("AdamW", "zero1", "layerwise")
@@ -56,11 +54,21 @@ _BYTES_HINTS = {
 def bytes_exercise(dp: int, tp: int) -> Exercise:
     """The exercise: the reader's bytes are compared with plans and formulas on several grids and dtypes."""
     grids = dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2)))
+    tried = [(*grid, dtype) for grid in grids for dtype in DTYPES.values()]
+    due = {(length_of(dp, tp), dp, dtype.itemsize): due_bytes(dp, tp, dtype) for dp, tp, dtype in tried}
 
-    def judge(answer: BytesSent) -> Found:
-        return first(_judge_bytes(answer, *grid, dtype) for grid in grids for dtype in DTYPES.values())
+    def of_all_ranks(entries: int, dp: int, item: int) -> dict[str, int]:
+        return {name: dp * sent for name, sent in bytes_sent(entries, dp, item).items()}
 
-    return Exercise(judge, (), "To the byte. Now see what real ranks count.")
+    slip = "That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks
+    return written(
+        lambda *case: due[case],
+        list(due),
+        slip,
+        say="{0:,} entries of {2} bytes over dp={1}",
+        hints_of=_BYTES_HINTS,
+        praise="To the byte. Now see what real ranks count.",
+    )
 
 
 @cache
@@ -79,22 +87,6 @@ def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
 def length_of(dp: int, tp: int) -> int:
     """Entries of the lesson's bucket at one tp position, padding included."""
     return entries_of_rank(plan_of(dp, tp))
-
-
-def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Diagnosis | None:
-    entries, item = length_of(dp, tp), dtype.itemsize
-    came = value_of(answer, entries, dp, item)
-    if not isinstance(came, Mapping) or set(came) != set(NAMES):
-        return Diagnosis(f"Give a dictionary with the keys {', '.join(NAMES)}.")
-    for name, due in due_bytes(dp, tp, dtype).items():
-        if came[name] is ...:
-            raise MistakeError(f"{name} is still open.")
-        if came[name] != due:
-            where = f"With {entries:,} entries of {item} bytes over dp={dp}"
-            all_ranks = "That is what all ranks of the dp group send together, dp times as much as one."
-            hints = (all_ranks,) if came[name] == due * dp else _BYTES_HINTS[name]
-            return Diagnosis(f"{where}, {name}: not {came[name]:,} bytes.", hints)
-    return None
 
 
 def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:

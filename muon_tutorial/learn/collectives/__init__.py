@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..lazy_names import names_in
+from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "on_ranks messages exercises pictures")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ...engine.collective import Kind
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
@@ -20,12 +19,6 @@ from .pictures import GATHER, SUM, draw_ladder
 
 Found = str | Diagnosis
 Judge = Callable[[CollectiveRun], Iterator[Found]]
-
-SPOILERS = {
-    "messages": [r"\bmessages\W+(\w+\W+)?14\b"],
-    "bytes_sent": [r"\b57,?344\b"],
-    "stuck": [r"\bstuck\W+(\w+\W+)?2\b", r"2 of them stand still"],
-}
 
 ORDER_HINT = "isend first, then recv, then wait() for the isend."
 GATHER_HINTS = (
@@ -40,33 +33,19 @@ SUM_HINTS = (
 
 def guess_bytes(ranks: int) -> Exercise:
     """The prediction: how many messages and bytes one rank sends in an all_reduce."""
-    piece = NUMEL * ITEM
-
-    def judge(count: object, size: object) -> str | Diagnosis | None:
-        if not isinstance(count, int) or not isinstance(size, int):
-            return "Give two whole numbers."
-        if count != 2 * (ranks - 1):
-            home = "would bring every piece home again; the last round of a half is not needed."
-            told = why(
-                (count == ranks - 1, "is one half. There are two."),
-                (count in (ranks, 2 * ranks), home),
-                (count < 2 * (ranks - 1), "is too few."),
-                otherwise="is too many.",
-            )
-            return f"messages: {count} {told}"
-        if size == count * piece:
-            return None
-        all_of_it = f"{size} would be the whole tensor in every message, not one piece."
-        told = why(
-            (size == count * NUMEL, f"{size} counts entries, and each takes {ITEM} bytes."),
-            (size == count * ranks * piece, all_of_it),
-            otherwise=f"a message carries one piece, {piece} bytes; {size} is not {count} of them.",
-        )
-        hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
-        return Diagnosis(f"bytes_sent: {told}", (hint,))
-
-    hints = ("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",)
-    return Exercise(judge, hints, "In each half, a rank passes on every piece but one.")
+    count, piece = 2 * (ranks - 1), NUMEL * ITEM
+    home = "That would bring every piece home again; the last round of a half is not needed."
+    one_half = "That is one half. There are two."
+    in_entries = f"That counts entries, and each takes {ITEM} bytes."
+    all_of_it = "That would be the whole tensor in every message, not one piece."
+    each = f"A message carries one piece: {NUMEL:,} entries of {ITEM} bytes."
+    wrong_sizes = (count * NUMEL, in_entries), (count * ranks * piece, all_of_it)
+    return guesses(
+        ("messages", count, "Count both halves.", (ranks - 1, one_half), (ranks, home), (2 * ranks, home)),
+        ("bytes_sent", count * piece, each, *wrong_sizes),
+        hints=("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",),
+        praise="In each half, a rank passes on every piece but one.",
+    )
 
 
 def counted(run: CollectiveRun) -> dict[str, int]:
@@ -76,15 +55,10 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 def guess_stuck() -> Exercise:
     """The prediction: in how many settings of the switches a rank waits for ever."""
-
-    def judge(stuck: object) -> str | None:
-        free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
-        few = "1 is too few. In one, all ranks send first. What else can all do at the same time?"
-        whole = isinstance(stuck, int)
-        return why((not whole, "Give a whole number."), (stuck == 1, few), (stuck != 2, free)) or None
-
+    rest = "As soon as one sends to a neighbour that receives, the rest can follow."
+    other = "In one, all ranks send first. What else can all do at the same time?"
     praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."
-    return Exercise(judge, praise=praise)
+    return guesses(("stuck", 2, rest, (1, other)), praise=praise)
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -238,39 +212,22 @@ _CASES: tuple[tuple[Kind, int, int, int], ...] = (
 
 def check_formula() -> Exercise:
     """The exercise: bytes that one rank sends on a ring, for any collective, dtype and number of ranks."""
-
-    def judge(function: Callable[..., Any]) -> str | None:
-        for kind, entries, itemsize, ranks in _CASES:
-            told = f"{kind} of {entries:,} entries of {itemsize} bytes, {ranks:,} ranks"
-            said = value_of(function, kind, entries, itemsize, ranks, told=f"{told}: {{}}")
-            due = ring_formula(kind, entries, itemsize, ranks)
-            if not isinstance(said, (int, float)):
-                return f"{told}: return a number, not a {type(said).__name__}."
-            if not math.isclose(said, due):
-                forgotten = _why_not_bytes(said, kind, entries * itemsize, ranks)
-                return f"{told}: {said:,.0f} is not it. {forgotten}"
-        return None
-
+    slips = (
+        ("Those are entries. Each takes itemsize bytes.", lambda *given: ring_formula(*given) / given[2]),
+        ("That is one half of an all_reduce.", lambda kind, *given: ring_formula("all_gather", *given)),
+        ("One piece of each half need not travel.", lambda *at: ring_formula(*at) * at[3] / (at[3] - 1)),
+        (
+            "A message carries one piece, not the whole tensor.",
+            lambda *given: ring_formula(*given) * given[3],
+        ),
+    )
     hints = (
         "The tensor is cut into as many pieces as there are ranks. In one half, how many does a rank send?",
         "One half: (ranks - 1) / ranks of the tensor's bytes. An all_reduce is both halves.",
     )
-    return Exercise(judge, hints, "These few lines hold for every ring in this course.")
-
-
-def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
-    """The likely mistake behind a wrong number of bytes; ``whole`` is the tensor's bytes."""
-    both = kind == "all_reduce"
-    due = (1 + both) * whole * (ranks - 1) / ranks
-    entries = any(math.isclose(said * size, due) for size in (2, 4))
-    piece = "entries are those of the whole tensor. A message carries one piece of it."
-    return why(
-        (entries and not both, "Those are entries. Each takes itemsize bytes."),
-        (math.isclose(said, (1 + both) * whole), "One piece of each half need not travel."),
-        (math.isclose(said, due / 2) and both, "That is one half of an all_reduce."),
-        (math.isclose(said, due * ranks), piece),
-        otherwise="Both halves send all pieces but one.",
-    )
+    say = "{} of {:,} entries of {} bytes, {:,} ranks"
+    praise = "These few lines hold for every ring in this course."
+    return written(ring_formula, _CASES, *slips, say=say, hints=hints, praise=praise)
 
 
 def ring_seconds(size: float, ranks: int, latency: float, bandwidth: float) -> float:

@@ -214,11 +214,10 @@ def run_every_setting(exchange: Exchange, backend: str = "gloo") -> SettingRuns:
 
 
 def run_setting(exchange: Exchange, setting: Setting, backend: str, patience: float = SHORT) -> CollectiveRun:
-    return play_on_ranks(partial(_with_switches, exchange, setting), my_piece, SWITCHES, backend, patience)
+    def algorithm(mine: Tensor, rank: int, ranks: int) -> Any:
+        return exchange(mine, rank, ranks, setting)
 
-
-def _with_switches(exchange: Exchange, setting: Setting, mine: Tensor, rank: int, ranks: int) -> Any:
-    return exchange(mine, rank, ranks, setting)
+    return play_on_ranks(algorithm, my_piece, SWITCHES, backend, patience)
 
 
 def has_arrived(run: CollectiveRun) -> bool:

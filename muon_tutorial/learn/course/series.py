@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
@@ -16,6 +17,8 @@ REPOSITORY = ""
 Without a name there are no such links. After a change, run ``scripts/series.py`` and build the notebooks.
 """
 BRANCH = "main"
+FOLDER = Path(__file__).parent
+"""The folder of the course's tables: lessons, what to read after them, words and symbols."""
 _WIDTH = 108
 
 
@@ -66,57 +69,16 @@ class CoursePath:
         return sum(each.minutes for each in lessons) + optional + self.and_then
 
 
-_LESSONS = """\
-00_a_distributed_muon_step | first_look | 15 | 0 | - | What does a distributed Muon step look like?
-01_why_orthogonalize | why_muon | 55 | 8 | - | Why orthogonalize a gradient?
-02_five_matrix_products | five_products | 55 | 0 | 01 | How do five matrix products do it?
-03_what_does_a_collective_move | collectives | 65 | 0 | 00 | What does a collective move?
-04_the_first_distributed_muon | first_muon | 60 | 0 | 03 | How did the first distributed Muon work?
-05_zero1_and_the_virtual_buffer | zero1_buffer | 50 | 15 | 00 03 | ZeRO-1 and the virtual buffer
-06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
-07_what_tp_and_dp_cut | cuts | 60 | 15 | 05 06 | What do tp and dp cut?
-08_each_shard_alone | shards_alone | 50 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
-09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
-10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
-11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
-12_why_step_returns_early | early_return | 60 | 0 | 03 09 | Why does `step()` return before the work is done?
-13_is_muon_cheaper | cheaper | 65 | 6 | 09 10 | Is Muon cheaper than AdamW?
-14_from_32_to_16384_ranks | many_ranks | 30 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
-15_it_hangs_or_lies | broken_runs | 85 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
-16_does_it_survive_my_loop | my_loop | 55 | 12 | 06 09 | Does it survive my loop?
-"""
-
-
-def rows(table: str) -> Iterator[list[str]]:
-    """The cells of each row of a table. An indented line continues the row before it."""
-    return (row.split(" | ") for row in table.replace("\n    ", " ").splitlines())
+def rows(table: Path) -> Iterator[list[str]]:
+    """The cells of each row of a table in a text file."""
+    return (row.split(" | ") for row in table.read_text(encoding="utf-8").splitlines())
 
 
 LESSONS = tuple(
     Lesson(stem, package, title, int(minutes), int(optional), tuple(after.replace("-", "").split()))
-    for stem, package, minutes, optional, after, title in rows(_LESSONS)
+    for stem, package, minutes, optional, after, title in rows(FOLDER / "lessons.txt")
 )
-
-_READING = """\
-00 | Kimi K2, section 2.1 | arxiv.org/abs/2507.20534
-01 | Muon | kellerjordan.github.io/posts/muon/
-02 | The Polar Express | arxiv.org/abs/2505.16932
-03 | The ring, piece by piece | andrew.gibiansky.com/blog/machine-learning/baidu-allreduce/
-04 | Longest first | doi.org/10.1137/0117039
-05 | ZeRO | arxiv.org/abs/1910.02054
-06 | Megatron-LM, appendix B.1 | arxiv.org/abs/1909.08053
-07 | When dp or tp pays off | jax-ml.github.io/scaling-book/training
-08 | DeepSpeed's issue 8437 | github.com/deepspeedai/DeepSpeed/issues/8437
-09 | Muon is Scalable, section 2.3 | arxiv.org/abs/2502.16982
-10 | Sharded matrices | jax-ml.github.io/scaling-book/sharding
-11 | PyTorch FSDP | arxiv.org/abs/2304.11277
-12 | PyTorch Distributed | arxiv.org/abs/2006.15704
-13 | Fantastic Pretraining Optimizers | arxiv.org/abs/2509.02046
-14 | Dion's issue 96 | github.com/microsoft/dion/issues/96
-15 | OPT-175B's logbook | github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles
-16 | Llama 3, section 3.3.4 | arxiv.org/abs/2407.21783
-"""
-READING = {number: f"[{name}](https://{address})" for number, name, address in rows(_READING)}
+READING = {no: f"[{name}](https://{address})" for no, name, address in rows(FOLDER / "reading.txt")}
 """What to read after each lesson, by its number. ``docs/reading.md`` says why, and names more."""
 
 BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one_page": ("16", 240)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why, written
+from ..exercises import judge as judging
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
@@ -22,9 +22,6 @@ GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
-SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"]}
-SPOILERS["alike"] = [r"alike\W+\[0, 3\]"]
-Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]
 
@@ -32,28 +29,18 @@ Join = Callable[[Sequence[Tensor], int], Any]
 def pieces_exercise(tp: int) -> Exercise:
     """The guess: the shapes of the last piece of ``up``, for both cuts."""
 
-    def judge(column_parallel: object, row_parallel: object) -> str | None:
-        for kind, said in zip(KINDS, (column_parallel, row_parallel), strict=True):
-            right = local_shape(UP, kind, tp - 1, tp)
-            if not _is_pair(said):
-                return f"{kind}_parallel: give a pair (rows, columns)."
-            pair: tuple[int, ...] = tuple(said)  # type: ignore[arg-type]
-            if pair != right:
-                dim, other = DIM[kind], KINDS[1 - DIM[kind]]
-                swapped = f"{pair} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
-                left = f"{UP[dim]} when each of the others has {-(-UP[dim] // tp)}"
-                first_piece = f"{pair} is the first piece. The last gets what is left."
-                told = why(
-                    (pair == local_shape(UP, other, tp - 1, tp), swapped),
-                    (pair[1 - dim] != UP[1 - dim], f"dimension {1 - dim} stays whole, {UP[1 - dim]}."),
-                    (pair == local_shape(UP, kind, 0, tp), first_piece),
-                    otherwise=f"{pair} is not what is left of {left}.",
-                )
-                return f"{kind}_parallel: {told}"
-        return None
+    def asked(kind: CutKind, other: CutKind) -> tuple[Any, ...]:
+        dim = DIM[kind]
+        swapped = f"That is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
+        left = f"what is left of {UP[dim]} when each of the others has {-(-UP[dim] // tp)}"
+        told = f"Dimension {1 - dim} stays whole, {UP[1 - dim]}. Of dimension {dim} it holds {left}."
+        first_piece = "That is the first piece. The last gets what is left."
+        right, turned = (local_shape(UP, each, tp - 1, tp) for each in (kind, other))
+        return f"{kind}_parallel", right, told, (turned, swapped), (local_shape(UP, kind, 0, tp), first_piece)
 
     hints = ("Set the buttons to the last rank, and count. Each square has one entry's height and width.",)
-    return Exercise(judge, hints, "Cut one dimension, keep the other. The last piece may be a sliver.")
+    praise = "Cut one dimension, keep the other. The last piece may be a sliver."
+    return guesses(asked("column", "row"), asked("row", "column"), hints=hints, praise=praise)
 
 
 def shapes_exercise() -> Exercise:
@@ -153,38 +140,27 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
     """The exercise: for any entry of ``up``, the ranks with its weight, and the rank with its momentum."""
-    grids: dict[tuple[int, int], None] = dict.fromkeys([(dp, tp), *GRIDS])
+    grids = [*dict.fromkeys([(dp, tp), *GRIDS])]
+    places = [(row, column) for row in range(UP[0]) for column in range(UP[1])]
+    cases = [(*place, *grid, on_ranks.slice_length(*grid)) for grid in grids for place in places]
 
-    def judge(function: Holders) -> str | None:
-        for sizes, row, column in itertools.product(grids, range(UP[0]), range(UP[1])):
-            length = on_ranks.slice_length(*sizes)
-            case = f"up[{row}, {column}] on a grid of dp {sizes[0]}, tp {sizes[1]}, length {length}: {{}}"
-            said = value_of(function, row, column, *sizes, length, told=case)
-            if wrong := _judge_holders(said, *on_ranks.who_holds(row, column, *sizes, length)):
-                return case.format(wrong)
-        return None
+    def changed(change: Callable[[list[int], int], Any]) -> Callable[..., Any]:
+        return lambda *case: change(*on_ranks.who_holds(*case))
 
+    slips = (
+        ("dp copies the weight.", changed(lambda on, keeper: (on[:1], keeper))),
+        ("That rank keeps another slice.", changed(lambda on, keeper: (on, on[0]))),
+        ("First who has the weight, then who has the momentum.", changed(lambda *both: both[::-1])),
+    )
     hints = (
         "The first pieces have -(-10 // tp) rows. So tp_rank, my_row = divmod(row, …).",
         "The piece lies row by row: the entry is number my_row * 8 + column of the buffer.",
         "Slice n // length is kept by the rank with that dp coordinate, in the same column of the grid.",
     )
-    return Exercise(judge, hints, "Any entry, any grid: you know where it is.")
-
-
-def _judge_holders(said: object, right: list[int], keeper: int) -> str | None:
-    if not (isinstance(said, (tuple, list)) and len(said) == 2):
-        return "return a pair: the list of ranks that hold the weight, and the rank that keeps the momentum."
-    weight, momentum = said
-    if not isinstance(weight, (list, tuple, set, range)) or sorted(weight) != right:
-        is_part = isinstance(weight, (list, tuple, set, range)) and set(weight) < set(right)
-        told = "Which tp coordinate has this row? The first pieces are rounded up."
-        told = "dp copies the weight." if is_part else told
-        return f"the weight is on {right}, a column of the grid, not on {weight}. {told}"
-    if momentum == keeper:
-        return None
-    what = "keeps another slice" if momentum in right else "has not even the weight"
-    return f"the momentum is on rank {keeper}, not {momentum}: rank {momentum} {what}."
+    right = changed(lambda on, keeper: (set(on), keeper))
+    praise = "Any entry, any grid: you know where it is."
+    say = "up[{0}, {1}] on a grid of dp {2}, tp {3}, length {4}"
+    return written(right, cases, *slips, say=say, hints=hints, praise=praise)
 
 
 def qkv_exercise() -> Exercise:
@@ -237,11 +213,11 @@ def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
     """The numbers of the fused weight's rows that a piece holds; MistakeError if it has other rows."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
         came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
-        raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))
+        raise judging.MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))
     numbers_of_rows = [int(row[0]) // whole.shape[1] for row in piece]
     if not torch.equal(piece, whole[numbers_of_rows]):
         said = "a piece has rows that are not rows of W. Cut, and calculate nothing."
-        raise MistakeError(case.format(said))
+        raise judging.MistakeError(case.format(said))
     return tuple(numbers_of_rows)
 
 

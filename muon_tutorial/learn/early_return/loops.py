@@ -204,6 +204,9 @@ class RealMatrices:
             self.updates[index] = zeropower_via_newtonschulz(arrived.view(self.rows * self.ranks, -1))
         return self.updates[index]
 
+    def flat_work(self, index: int, arrived: Any) -> Tensor:
+        return self.work(index, arrived).reshape(-1)
+
     def right(self, index: int) -> Tensor:
         """The update of this rank's matrix, computed in one process."""
         return zeropower_via_newtonschulz(self.whole(index, self.rank))

@@ -120,8 +120,8 @@ def _first_wrong(program: Callable[..., Walk], ranks: int) -> int | None:
     held, walks = [RealMatrices(rank, ranks, seed=0) for rank in range(ranks)], []
     for each in held:
         buffers = [torch.zeros_like(each.right(0).reshape(-1)) for _ in range(2)]
-        work, share = partial(_flat_work, each), partial(exchange, "share", ranks=ranks)
-        walks.append(guarded(program, COUNT, each.gather, work, share, buffers))
+        share = partial(exchange, "share", ranks=ranks)
+        walks.append(guarded(program, COUNT, each.gather, each.flat_work, share, buffers))
     came = run_late(walks)
     for index in range(COUNT):  # every rank must have its rows of every owner's update
         updates = [owner.right(index).reshape(-1).chunk(ranks) for owner in held]
@@ -129,10 +129,6 @@ def _first_wrong(program: Callable[..., Walk], ranks: int) -> int | None:
         if not all(torch.equal(mine[index], right) for mine, right in zip(came, due, strict=True)):
             return index
     return None
-
-
-def _flat_work(held: RealMatrices, index: int, whole: Any) -> Tensor:
-    return held.work(index, whole).reshape(-1)
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..pictures.colours import EMPTY, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
@@ -217,14 +217,6 @@ def names_or_none(answer: object, known: Container[object], kind: type = str) ->
     return names if all(type(name) is kind and name in known for name in names) else None
 
 
-def two_numbers(*answers: Any) -> tuple[float, ...]:
-    """Both answers as floats. Raises MistakeError if one of them is no number."""
-    try:
-        return tuple(map(float, answers))
-    except (TypeError, ValueError):
-        raise MistakeError("Give two numbers.") from None
-
-
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
     """A quiz of numbers. Each has a name, a value (up to a relative error ``within``), and a reply."""
 
@@ -243,17 +235,25 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
     return Exercise(judge, praise="You can find all of it above.")
 
 
-def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:
-    """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong."""
+def guesses(*asked: Any, within: float = 0.0, **more: Any) -> Exercise:
+    """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong.
 
-    def judge(*said: Any) -> str | Diagnosis | None:
-        return first(
-            f"{name}: not {mine}. {told}"
-            for mine, (name, right, told) in zip(said, asked, strict=True)
-            if not is_near(mine, right, within)
-        )
+    After these may stand usual mistakes: pairs of a wrong value and what to say about it. ``more`` are other
+    fields of the exercise.
 
-    return Exercise(judge, praise=praise)
+    >>> legs = guesses(("legs", 6, "Count them.", (8, "A spider has as many.")), praise="A bee has six.")
+    >>> legs.check(8)
+    Not yet. legs: not 8. A spider has as many.
+    """
+    return Exercise(partial(_judge_guesses, asked, within), **more)
+
+
+def _judge_guesses(asked: Sequence[Any], within: float, *said: Any) -> str | None:
+    for mine, (name, right, told, *mistakes) in zip(said, asked, strict=True):
+        if not _alike(mine, right, within):
+            why = (reply for wrong, reply in mistakes if _alike(mine, wrong, within))
+            return f"{name}: not {mine}. {next(why, told)}"
+    return None
 
 
 Slip = tuple[str, Callable[..., Any]]
@@ -265,13 +265,14 @@ def written(
     cases: Sequence[tuple[Any, ...]],
     *slips: Slip,
     say: str,
-    hints: Sequence[str] = (),
-    praise: str = "",
+    hints_of: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    **more: Any,
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
     ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
-    ``slips``, the message says which slip that is.
+    ``slips``, the message says which slip that is. If ``right`` returns a dictionary, the first wrong key is
+    named, with its hints from ``hints_of``. ``more`` are other fields of the exercise.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -280,8 +281,7 @@ def written(
     >>> twice.check(lambda n: n + n)
     Right. So it is.
     """
-
-    return Exercise(partial(_judge_written, right, cases, slips, say), hints, praise)
+    return Exercise(partial(_judge_written, right, cases, slips, say, hints_of), **more)
 
 
 def _judge_written(
@@ -289,27 +289,35 @@ def _judge_written(
     cases: Sequence[tuple[Any, ...]],
     slips: Sequence[Slip],
     say: str,
+    hints_of: Mapping[str, tuple[str, ...]],
     function: Callable[..., Any],
-) -> str | None:
+) -> Diagnosis | None:
     found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
     wanted = [right(*deepcopy(case)) for case in cases]
     for case, mine, due in zip(cases, found, wanted, strict=True):
         if not _alike(mine, due):
             made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases]))
-            what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
-            return " ".join([what, *made][:2])
+            where = f"For {say.format(*case)}"
+            hints: tuple[str, ...] = ()
+            if isinstance(mine, Mapping) and isinstance(due, Mapping) and mine.keys() == due.keys():
+                key = next(key for key in due if not _alike(mine[key], due[key]))
+                where, mine, due, hints = f"{where}, {key}", mine[key], due[key], hints_of.get(key, ())
+            what = f"{where}: {_short(mine)}, where {_short(due)} is right."
+            return Diagnosis(" ".join([what, *made][:2]), hints)
     return None
 
 
-def _alike(mine: Any, right: Any) -> bool:
-    """Whether an answer is right; numbers inside lists or dictionaries may be off by rounding."""
+def _alike(mine: Any, right: Any, within: float = 1e-6) -> bool:
+    """Whether an answer is right; numbers, also inside lists or dictionaries, may be off by a fraction."""
     if isinstance(right, Mapping):
         same_keys = isinstance(mine, Mapping) and mine.keys() == right.keys()
-        return same_keys and all(_alike(mine[key], each) for key, each in right.items())
+        return same_keys and all(_alike(mine[key], each, within) for key, each in right.items())
+    if isinstance(right, set):
+        return isinstance(mine, set | frozenset | list | tuple | range) and set(mine) == right
     if isinstance(right, list | tuple):
         is_list = isinstance(mine, list | tuple) and len(mine) == len(right)
-        return is_list and all(map(_alike, mine, right))
-    return mine is right or is_near(mine, right, 1e-6)
+        return is_list and all(_alike(*pair, within) for pair in zip(mine, right, strict=True))
+    return mine is right or is_near(mine, right, within)
 
 
 def _short(value: Any) -> str:
@@ -320,12 +328,8 @@ def _short(value: Any) -> str:
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_short, value))}]"
-    return f"{value:.4g}" if isinstance(value, float) else textwrap.shorten(str(value), 200)
-
-
-def beside(**answers: object) -> dict[str, list[str]]:
-    """For each name, a pattern of output that shows the answer after the dash of a prediction still open."""
-    return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
+    said = "..." if value is ... else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else textwrap.shorten(said, 200)
 
 
 def first(found: Iterable[str | Diagnosis | None]) -> Any:

@@ -13,20 +13,12 @@ from ... import Grid, Plan
 from ...plan.layout import Box
 from ..pictures import holdings
 from ..pictures.colours import EMPTY, QUIET, rank_colour
-from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
+from ..pictures.holdings import Piece, RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
 from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
 from ..widgets.shell import Shell, play
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
 
 Letters = Literal["", "before", "momentum", "after"]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of the matrix, and the rank that gives it its colour."""
-
-    box: Box
-    keeper: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, SupportsFloat, SupportsIndex
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, two_numbers, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, guesses, names_or_none, numbers, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
@@ -219,52 +218,26 @@ def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
 
 
 LACKING = "k1"
-SPOILERS = {
-    "owner_of_last": [r"owner_of_last\W+\w*\W+1\b"],
-    "zeros": [r"zeros\W+\w*\W+0\.8\b"],
-    "wrong": [r"(wrong places:|wrong, in red:|\[)\W*up1\W+down1\W+v2\W+o2"],
-    "longest_first": [r"longest_first\W+\w*\W+17\b", r"longest first: makespan 17"],
-    "best": [r"best\W+\w*\W+15\b"],
-}
 
 
 def guess(ranks: int) -> Exercise:
     """The prediction: with one more rank, the last matrix's owner, and the fraction of zeros in buffers."""
     more = ranks + 1
-    right = PLACES[-1].owner(more)
-
-    def judge(owner_of_last: SupportsIndex, zeros: SupportsFloat) -> str | None:
-        try:
-            said, part = operator.index(owner_of_last), float(zeros)
-        except (TypeError, ValueError):
-            return "Give a rank, and a number between 0 and 1."
-        last = len(PLACES) - 1
-        if said != right:
-            strange = f"there is no rank {said}; with one more, ranks go from 0 to {ranks}."
-            from_0 = f"numbers begin at 0, so the last of {last + 1} has number {last}."
-            told = why(
-                (not 0 <= said <= ranks, strange),
-                (said == PLACES[-1].owner(ranks), f"{said} owns it only with the current number of ranks."),
-                (said == (last + 1) % more, from_0),
-                otherwise=f"matrix i belongs to rank i modulo {more}; {said} is not that of matrix {last}.",
-            )
-            return f"owner_of_last: {told}"
-        if abs(part - ranks / more) <= 0.005:
-            return None
-        now = f"{part:g} is the part only with the current number of ranks."
-        told = why(
-            (not 0 <= part <= 1, f"{part:g} is no part of a whole: give a number between 0 and 1."),
-            (abs(part - 1 / more) < 0.005, f"{part:g} is the part that is filled."),
-            (abs(part - (ranks - 1) / ranks) < 0.005, now),
-            otherwise=f"{part:g} is not it. Look at one place: on how many ranks is it zero?",
-        )
-        return f"zeros: {told}"
-
-    hints = (
-        "The last matrix has number 11. Deal out 0, 1, 2 … in turn.",
-        "Every place is filled on one rank, and zero on all others.",
+    last = len(PLACES) - 1
+    now = "That is so only with the current number of ranks."
+    from_0 = f"Numbers begin at 0, so the last of {last + 1} has number {last}."
+    wrong_owners = (last % ranks, now), ((last + 1) % more, from_0)
+    wrong_parts = (1 / more, "That is the part that is filled."), (1 - 1 / ranks, now)
+    return guesses(
+        ("owner_of_last", last % more, f"Matrix i belongs to rank i modulo {more}.", *wrong_owners),
+        ("zeros", ranks / more, "Look at one place: on how many ranks is it zero?", *wrong_parts),
+        hints=(
+            "The last matrix has number 11. Deal out 0, 1, 2 … in turn.",
+            "Every place is filled on one rank, and zero on all others.",
+        ),
+        praise="Each place is filled once. On all other ranks it is zero.",
+        within=0.005,
     )
-    return Exercise(judge, hints, "Each place is filled once. On all other ranks it is zero.")
 
 
 def predict(ranks: int) -> Exercise:
@@ -354,18 +327,11 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 def check_toy() -> Exercise:
     """The prediction: the makespans of five matrices on two owners, with the costliest first and at best."""
     longest, best = toy_makespans().values()
-
-    def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
-        said, less = two_numbers(longest_first, best_possible)
-        if said != longest:
-            return f"longest_first: not {said:g}. In this order, each goes to the owner with less so far."
-        if less < best:
-            return f"best: {less:g} is less than half of all the work, which is {sum(TOY) / 2:g}."
-        if less != best:
-            return f"best: less than {less:g} is possible. Which costs add up to half of {sum(TOY)}?"
-        return None
-
-    return Exercise(judge, praise="Longest first puts 8 and 7 apart. The best way keeps them together.")
+    return guesses(
+        ("longest_first", longest, "In this order, each goes to the owner with less so far."),
+        ("best", best, f"Which costs add up to half of {sum(TOY)}? No less is possible."),
+        praise="Longest first puts 8 and 7 apart. The best way keeps them together.",
+    )
 
 
 def quiz(ranks: int) -> Exercise:

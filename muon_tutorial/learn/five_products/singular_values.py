@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import newton_schulz as package
 from ...newton_schulz import KELLER_JORDAN, Coefficients, coefficients_per_step, zeropower_via_newtonschulz
+from ...plan.assign import newton_schulz_cost
 from ..inputs import measure
 from ..inputs.recordings import real_gradient
 from ..my_muon.reference import newton_schulz as newton_schulz  # the exercise's reference
@@ -37,8 +38,7 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
 
 def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
     """Floating-point operations of all products for an m × n matrix. A multiply-add counts as two."""
-    short, long = min(m, n), max(m, n)
-    return steps * (4 * short**2 * long + 2 * short**3)
+    return steps * newton_schulz_cost((m, n))
 
 
 PUBLISHED: Mapping[str, Sequence[package.Triple]] = {

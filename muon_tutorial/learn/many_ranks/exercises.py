@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..exercises.judge import Exercise, beside, guesses, numbers, written
+from ..exercises.judge import Exercise, guesses, numbers, written
 from .scaling import RANKS, UNSEEN, step_at, steps
-
-SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True, alone=2, whole=5)
 
 
 def unseen() -> dict[str, Any]:

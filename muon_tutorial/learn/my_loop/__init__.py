@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..lazy_names import names_in
+from .. import names_in
 
 __getattr__, __dir__ = names_in(
     __name__, "exercises lives port clipping trials plain_loop tiny_job published pictures"

@@ -17,9 +17,6 @@ from .lives import PATIENCE, RunLife
 from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
 from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
 
-SPOILERS = {"moved": [r"\b0 of 6\b"], "same_bits": [r"\['load', 'step'\]"]}
-SPOILERS["least"] = [r"least\s+–\s+\(1, 4\)"]
-
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
     "LambdaLR": "MuonWithAdamW is a torch Optimizer with groups: the scheduler takes it as it takes AdamW.",

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 '''
+_OF_REFERENCE = re.compile(r"^# ── lesson \d\d: (\w+) ──\n.*?\n\n\n", re.MULTILINE | re.DOTALL)
+"""A block of the reference: a function, which needs no mark at its end to be found."""
 _MARK = re.compile(r"^# ── (?:lesson (\d\d): |end of )(\w+) ──$", re.MULTILINE)
 
 
@@ -70,7 +72,7 @@ def with_block(text: str, block: Block) -> str:
 @cache
 def reference() -> tuple[str, Mapping[str, Block]]:
     """The text of the complete file, and its blocks, in the order of lessons."""
-    text = REFERENCE.read_text(encoding="utf-8")
+    text = _OF_REFERENCE.sub(r"\g<0># ── end of \1 ──\n\n\n", REFERENCE.read_text(encoding="utf-8"))
     return text, blocks_of(text)
 
 

@@ -16,7 +16,7 @@ from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ..inputs import measure
 from . import training
 from .blocks import REFERENCE, completed, reference
-from .keep import FILE, complete, lines_of, read_mine, say_whose
+from .keep import FILE, complete, first_line, lines_of, read_mine, say_whose
 from .on_ranks import PHASES, try_file
 from .training import RunRecord
 
@@ -68,11 +68,6 @@ def try_it(folder: Path | None = None) -> str:
             said = first_line(error)
         lines.append(f"dp={dp} × tp={tp}: {said}")
     return "\n".join(lines)
-
-
-def first_line(error: Exception) -> str:
-    """The first nonempty line of an error's message."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:

@@ -88,10 +88,14 @@ def try_on_ranks(found: Mapping[str, Block]) -> str | None:
             asked: dict[str, Any] = {"args": (str(path), 2, 2), "output": "quiet"}
             complaints = launch(on_ranks.try_file, 4, **asked, timeout=8.0, limit=60.0)
         except TutorialError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return f"with it, the whole optimizer of the course fails on four ranks: {lines[0]}"
+            return f"with it, the whole optimizer of the course fails on four ranks: {first_line(error)}"
     wrong = next(filter(None, complaints), None)
     return f"in the whole optimizer of the course, on four ranks, {wrong}" if wrong else None
+
+
+def first_line(error: Exception) -> str:
+    """The first nonempty line of an error's message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def source_with_helpers(name: str, function: Any) -> str:

@@ -30,9 +30,6 @@ def newton_schulz(G, steps=5):
     return X.T if tall else X
 
 
-# ── end of newton_schulz ──
-
-
 # ── lesson 03: ring_all_gather ──
 def ring_all_gather(mine, rank, ranks, group=None):
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
@@ -42,9 +39,6 @@ def ring_all_gather(mine, rank, ranks, group=None):
         dist.recv(pieces[(rank - step - 1) % ranks], group=group, group_src=(rank - 1) % ranks)
         sending.wait()
     return pieces
-
-
-# ── end of ring_all_gather ──
 
 
 # ── lesson 03: ring_reduce_scatter ──
@@ -57,9 +51,6 @@ def ring_reduce_scatter(pieces, rank, ranks, group=None):
         sending.wait()
         total = arrived + pieces[(rank - step - 2) % ranks]
     return total
-
-
-# ── end of ring_reduce_scatter ──
 
 
 # ── lesson 04: gathered_share ──
@@ -79,9 +70,6 @@ def gathered_share(parameters, rank, ranks):
     return torch.cat(flat)
 
 
-# ── end of gathered_share ──
-
-
 # ── lesson 05: local_range ──
 def local_range(global_range, place, length):
     start, stop = global_range
@@ -91,17 +79,11 @@ def local_range(global_range, place, length):
     return (first, last) if first < last else (0, 0)
 
 
-# ── end of local_range ──
-
-
 # ── lesson 06: groups ──
 def groups(dp, tp):
     dp_groups = [list(range(tp_rank, dp * tp, tp)) for tp_rank in range(tp)]
     tp_groups = [list(range(dp_rank * tp, dp_rank * tp + tp)) for dp_rank in range(dp)]
     return dp_groups, tp_groups
-
-
-# ── end of groups ──
 
 
 # ── lesson 07: local_shape ──
@@ -113,17 +95,11 @@ def local_shape(shape, kind, tp_rank, tp):
     return (mine, into) if kind == "column" else (out, mine)
 
 
-# ── end of local_shape ──
-
-
 # ── lesson 08: gather_whole ──
 def gather_whole(shard, dim, group):
     shards = [torch.empty_like(shard) for _ in range(group.size())]
     dist.all_gather(shards, shard, group=group)
     return torch.cat(shards, dim=dim)
-
-
-# ── end of gather_whole ──
 
 
 # ── lesson 09: unpack ──
@@ -132,17 +108,11 @@ def unpack(flat, meta):
     return flat[start:stop].view(meta.shape)
 
 
-# ── end of unpack ──
-
-
 # ── lesson 09: way_back ──
 def way_back(x, route, at, label):
     for hop in reversed(route.hops):
         x = yield from take(x, hop.inverse, route.dtype, at, label)
     return x
-
-
-# ── end of way_back ──
 
 
 # ── lesson 09: my_step ──
@@ -160,9 +130,6 @@ def my_step(job, bucket, at):
     job.write(bucket, fresh)
 
 
-# ── end of my_step ──
-
-
 # ── lesson 10: bill ──
 def bill(total, touched, dp, tp):
     mine = total // dp
@@ -174,16 +141,10 @@ def bill(total, touched, dp, tp):
     }
 
 
-# ── end of bill ──
-
-
 # ── lesson 11: assign ──
 def assign(params, state):
     ranks = dist.get_process_group_ranks(state["group"])
     return {index: ranks[index % len(ranks)] for index in range(len(params))}
-
-
-# ── end of assign ──
 
 
 # ── lesson 11: gather ──
@@ -195,9 +156,6 @@ def gather(momentum_buffer, dst_rank, state):
     return whole.view(shape) if dist.get_rank() == dst_rank else None
 
 
-# ── end of gather ──
-
-
 # ── lesson 11: redistribute ──
 def redistribute(update, src_rank, state):
     take, send = splits_of(src_rank, state)
@@ -205,9 +163,6 @@ def redistribute(update, src_rank, state):
     flat = mine.new_empty(0) if update is None else update.flatten()
     dist.all_to_all_single(mine, flat, take, send, group=state["group"])
     return mine.view(state["local_shape"])
-
-
-# ── end of redistribute ──
 
 
 # ── lesson 12: prefetch ──
@@ -221,16 +176,10 @@ def prefetch(count, gather, work, window):
         work(i, whole)
 
 
-# ── end of prefetch ──
-
-
 # ── lesson 16: save ──
 def save(manager, step, model, optimizer, scheduler):
     extra = {"step": step, "scheduler": scheduler.state_dict()}
     manager.save(step, model, optimizer, extra=extra)
-
-
-# ── end of save ──
 
 
 # ── lesson 16: load ──
@@ -240,9 +189,6 @@ def load(manager, model, optimizer, scheduler):
     extra = manager.load(model, optimizer)
     scheduler.load_state_dict(extra["scheduler"])
     return extra["step"]
-
-
-# ── end of load ──
 
 
 def zeropower_via_newtonschulz(G: Tensor) -> Tensor:

@@ -11,25 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RankFailedError
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    OpenAnswerError,
-    Par,
-    first,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises import judge as judging
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, value_of, why, written
 from ..exercises.on_real_ranks import is_stub, say_failure
 from . import on_ranks, pictures
 from .on_ranks import PATIENCE, Call, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
 from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
-
-SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
-SPOILERS["calls"] = [r"\[8, 8, 8, 8\]"]
 
 ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 
@@ -37,27 +25,17 @@ ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 def guess(ranks: int) -> Exercise:
     """The prediction: each rank's rows, and what ``gather_fn`` returns there. The last rank is the owner."""
     rows = rows_of(bad_rows(ranks), ranks)
-
-    def judge(mine: object, got: object) -> str | Diagnosis | None:
-        if not isinstance(mine, list | tuple) or len(mine) != ranks:
-            return f"rows: give a list with a number for each of {ranks} ranks."
-        if list(mine) != rows:
-            whole = all(isinstance(number, int) for number in mine) and sum(mine) == sum(rows)
-            fair = "fair, but torch does not deal rows out one by one: it makes runs of equal length."
-            chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows."
-            if not whole:
-                return Diagnosis(f"rows: together they have to be {sum(rows)}.", hints)
-            return Diagnosis(f"rows: {fair if max(mine) - min(mine) <= 1 else chunks}", hints)
-        if not isinstance(got, list | tuple) or len(got) != ranks:
-            return f"got: give a list with 'tensor' or None for each of {ranks} ranks."
-        if text := [value for value in got if value not in ("tensor", None)]:
-            return f"got: write 'tensor', or None without quotes, and not {text[0]!r}."
-        if [value is not None for value in got] != [False] * (ranks - 1) + [True]:
-            return "got: how many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
-        return None
-
-    hints = (f"torch rounds {bad_rows(ranks)} / {ranks} up to {rows[0]}; the last ranks take what is left.",)
-    return Exercise(judge, (), "A rank that holds nothing can own the matrix, and must call in either case.")
+    fair = "Fair, but torch does not deal rows out one by one: it makes runs of equal length."
+    chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows."
+    owner = "How many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
+    return guesses(
+        ("rows", rows, chunks, ([3, *[2] * (ranks - 1)], fair)),
+        ("got", [None] * (ranks - 1) + ["tensor"], owner),
+        hints=(
+            f"torch rounds {bad_rows(ranks)} / {ranks} up to {rows[0]}; the last ranks take what is left.",
+        ),
+        praise="A rank that holds nothing can own the matrix, and must call in either case.",
+    )
 
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -145,7 +123,7 @@ def _judge_run(
         hint = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
         return Diagnosis(say_failure(error), (hint,))
     if is_stub(run):
-        raise OpenAnswerError
+        raise judging.OpenAnswerError
     runs.append(run)
     return explain_functions(run, play.keywords["timeout"])
 

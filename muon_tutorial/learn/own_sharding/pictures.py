@@ -13,9 +13,11 @@ from ...plan.grid import Grid
 from ...plan.layout import Box, Shard
 from ...plan.matrix import Cut, held_box
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, rank_colour
+from ..pictures.holdings import Piece
 from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play
 from .shared_work import MixedModel, as_the_package
+from .transfers import Transfer
 
 _SHORT = {"FSDP2": "rows cut", "HSDP": "rows cut, replicas", "TP": "columns cut", "EP": "an expert each"}
 _HERO_ROWS = {
@@ -69,14 +71,14 @@ def _say_pieces(count: int) -> str:
 
 
 def _draw_matrix(
-    axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Entries], look: float = 1.0
+    axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Piece], look: float = 1.0
 ) -> None:
     rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8 * look)
     unit = size / side
     for each in held:
         (top, left), (high, wide) = each.box.offset, each.box.shape
         frame = (x + left * unit, y + top * unit, wide * unit, high * unit)
-        rectangle(axes, *frame, rank_colour(each.by), linewidth=0.8 * look)
+        rectangle(axes, *frame, rank_colour(each.keeper), linewidth=0.8 * look)
 
 
 @cache
@@ -172,29 +174,12 @@ OWNER = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """The entries in a box of a matrix, and the rank that held or computed them."""
-
-    box: Box
-    by: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """The number of elements that one rank sends to another."""
-
-    sender: int
-    receiver: int
-    elements: int
-
-
-@dataclass(frozen=True, slots=True)
 class JourneyMoment:
     """What every rank holds at one moment, and what was just sent. ``said`` has a line per rank."""
 
     name: str
-    held: tuple[tuple[Entries, ...], ...]
-    sent: tuple[Sending, ...]
+    held: tuple[tuple[Piece, ...], ...]
+    sent: tuple[Transfer, ...]
     said: tuple[str, ...]
 
 
@@ -208,8 +193,8 @@ class Journey:
     owners: tuple[int, ...]
     moments: tuple[JourneyMoment, ...]
 
-    def crosses(self, sent: Sending) -> bool:
-        """Whether the elements go from one replica to another."""
+    def crosses(self, sent: Transfer) -> bool:
+        """Whether the bytes go from one replica to another."""
         replica, other = (self.grid.at(rank)["replicate"] for rank in (sent.sender, sent.receiver))
         return replica != other
 
@@ -236,14 +221,15 @@ def journey_of(layout: str, dp: int, tp: int) -> Journey:
     owner = min(OWNER, ranks[-1])
     owners = tuple(ranks) if layout == "EP" else (owner,) * len(ranks)
     near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(owner)["replicate"]]
-    kept = tuple((Entries(box, rank),) for rank, box in enumerate(boxes))
-    joined = tuple(Entries(boxes[rank], rank) for rank in near)
+    kept = tuple((Piece(box, rank),) for rank, box in enumerate(boxes))
+    joined = tuple(Piece(boxes[rank], rank) for rank in near)
     full = {rank: kept[rank] if layout == "EP" else joined for rank in set(owners)}
     gathered = tuple(full.get(rank, ()) for rank in ranks)
-    computed = tuple((Entries(whole, rank),) if rank in full else () for rank in ranks)
-    parts = tuple((Entries(boxes[rank], owners[rank]),) for rank in ranks)
-    out = [Sending(rank, owner, boxes[rank].numel) for rank in near if rank != owner and layout != "EP"]
-    back = [Sending(owner, rank, boxes[rank].numel) for rank in ranks if rank != owner and layout != "EP"]
+    computed = tuple((Piece(whole, rank),) if rank in full else () for rank in ranks)
+    parts = tuple((Piece(boxes[rank], owners[rank]),) for rank in ranks)
+    others = [] if layout == "EP" else [rank for rank in ranks if rank != owner]
+    back = [Transfer(owner, rank, 2 * boxes[rank].numel) for rank in others]  # in bfloat16
+    out = [Transfer(each.receiver, owner, each.nbytes) for each in back if each.receiver in near]
     shown = "×".join(map(str, whole.shape))
 
     def told(of_owner: str, of_others: str) -> tuple[str, ...]:

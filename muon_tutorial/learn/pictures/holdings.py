@@ -21,6 +21,14 @@ class RankBoxes:
     boxes: tuple[Box, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a matrix, and the rank that keeps or computed it, which gives it its colour."""
+
+    box: Box
+    keeper: int
+
+
 def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
     _, entry = _find(plan, matrix)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import cuts, on_ranks
 from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, nearness, pieces_alone
@@ -65,51 +65,25 @@ def _say(shape: Shape) -> str:
 
 def check_ratio() -> Exercise:
     """The exercise: how many times too small each factor is, for any shape, cut and tp."""
-
-    def judge(function: Callable[..., Any]) -> str | Diagnosis | None:
-        for shape, dim, tp in itertools.product(SHAPES, (1, 0), (2, 4, 8)):
-            right = too_small(shape, dim, tp)
-            answer = value_of(function, shape, dim, tp)
-            case = f"{_say(shape)}, dim {dim}, tp = {tp}"
-            try:
-                one, other = map(float, answer)
-            except (TypeError, ValueError):
-                return f"{case}: return two ratios, one for each formula; this was {answer!r}."
-            if _near(said := (one, other), right):
-                continue
-            shown = f"{case}: you say {' and '.join(f'{ratio:.3g}' for ratio in said)}."
-            if _near(said, tuple(1 / ratio for ratio in right)):
-                what = f"{shown} That is the shard's over the whole's."
-                return Diagnosis(what, ("Divide the whole's factor by the shard's.",))
-            if _near(said, right[::-1]):
-                return Diagnosis(f"{shown} The two have changed places.", (f"First {next(iter(FORMULAS))}.",))
-            if _near(said, too_small(shape, 1 - dim, tp)):
-                what = f"{shown} That is the other cut."
-                return Diagnosis(what, ("dim 1 is the columns, n; dim 0 the rows, m.",))
-            pairs, shard = zip(FORMULAS, said, right, strict=True), shard_shape(shape, dim, tp)
-            formula = next(name for name, mine, due in pairs if not _near([mine], [due]))
-            return f"{shown} {formula} is not right: the shard is {_say(shard)}, the whole {_say(shape)}."
-        return None
-
+    cases = list(itertools.product(SHAPES, (1, 0), (2, 4, 8)))
+    first_formula = f"The two have changed places: first {next(iter(FORMULAS))}."
+    slips = (
+        (
+            "Divide the whole's factor by the shard's.",
+            lambda *given: [1 / each for each in too_small(*given)],
+        ),
+        (first_formula, lambda *given: too_small(*given)[::-1]),
+        ("dim 1 is the columns, n; dim 0 the rows, m.", lambda shape, dim, tp: too_small(shape, 1 - dim, tp)),
+    )
     hints = (
         "The shard's shape first: the side `dim` is tp times shorter, the other stays.",
         "Then the whole's factor divided by the shard's, for each of the two formulas.",
     )
-    return Exercise(judge, hints, "Right for every shape and cut. Below 1, the factor is too large.")
+    say = "{0[0]} × {0[1]}, dim {1}, tp = {2}"
+    praise = "Right for every shape and cut. Below 1, the factor is too large."
+    return written(too_small, cases, *slips, say=say, hints=hints, praise=praise)
 
 
-def _near(one: Any, other: Any) -> bool:
-    return all(abs(a - b) < 1e-6 * max(1, abs(b)) for a, b in zip(one, other, strict=True))
-
-
-SPOILERS = {
-    "largest": [r"\blargest\W+\w*\W+2\.0"],
-    "noise_too": [r"\bnoise_too\s+\S+\s+True\b"],
-    "left": [r"left\s+–\s+0\.2"],
-    "off": [r"\boff\s+\S+\s+0\.56\b"],
-    "smaller": [r"\bsmaller\s+\S+\s+4\b"],
-    "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
-}
 NEAR = 0.05
 """The largest distance to UVᵀ that passes. float32 stays below half of it, and Newton–Schulz exceeds it."""
 
@@ -124,23 +98,17 @@ def outcomes(tp: int) -> dict[str, Any]:
 def guess(tp: int) -> Exercise:
     """The guess: the largest singular value of the shards' update, and whether noise gets a flat spectrum."""
     right = outcomes(tp)
-
-    def judge(largest: object, noise_too: object) -> str | None:
-        if not isinstance(largest, (int, float)) or not isinstance(noise_too, bool):
-            return "Give a number, and True or False."
-        if abs(largest - right["largest"]) > 0.03:
-            told = why(
-                (largest == 1, "1 is right for each shard by itself. Side by side, lengths grow."),
-                (largest == tp, "Lengths do not add; their squares do."),
-                otherwise=f"A row of the whole is {tp} rows of length 1, one after the other.",
-            )
-            return f"largest: {largest:g} is not it. {told}"
-        if noise_too != right["noise_too"]:
-            return "noise_too: what did you use of the gradient to find `largest`?"
-        return None
-
-    hints = ("Take one row of length 1 from each shard, and put them side by side. How long is the result?",)
-    return Exercise(judge, hints, "Squares of lengths add, whatever the entries are.")
+    each = "That is right for each shard by itself. Side by side, lengths grow."
+    along = f"A row of the whole is {tp} rows of length 1, one after the other."
+    return guesses(
+        ("largest", right["largest"], along, (1, each), (tp, "Lengths do not add; their squares do.")),
+        ("noise_too", right["noise_too"], "What did you use of the gradient to find `largest`?"),
+        hints=(
+            "Take one row of length 1 from each shard, and put them side by side. How long is the result?",
+        ),
+        praise="Squares of lengths add, whatever the entries are.",
+        within=0.02,
+    )
 
 
 def energy_shares(turned: Tensor) -> tuple[float, ...]:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, lines_of, numbers, value_of, written
 from ..exercises.on_real_ranks import judge_on_ranks
-from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks, sorted_or_none
+from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks
 from .pictures import picture_of_groups
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
@@ -22,25 +22,20 @@ MANY_AXES = (
     {"tp": 4},
 )
 """Grids with different numbers of axes; ranks are consecutive along the last axis."""
-SPOILERS = {"arrives": [r"arrives\W+error", r"is not part of group"], "returned": [r"returned\W+\[0, 3\]"]}
 
 
 def predict(dp: int, tp: int) -> Exercise:
     """The guess: which ranks share a group with the last rank?"""
     at = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
-
-    def judge(dp_group: object, tp_group: object) -> str | None:
-        if sorted_or_none(dp_group) == list(at.group("tp")) != list(at.group("dp")):
-            return f"dp_group: {dp_group} is its row. Along a row tp changes, and dp does not."
-        for axis, said in (("dp", dp_group), ("tp", tp_group)):
-            if sorted_or_none(said) is None:
-                return f"{axis}_group: give a list of ranks, such as [0, 1]."
-            if wrong := _judge_members(axis, list(said), at):  # type: ignore[call-overload]
-                return wrong
-        return None
-
-    hints = ("Press its button above the picture.",)
-    return Exercise(judge, hints, "One row and one column, and the rank is where they cross.")
+    column, row = set(at.group("dp")), set(at.group("tp"))
+    is_row = "That is its row. Along a row tp changes, and dp does not."
+    is_column = "That is its column. Along a column dp changes, and tp does not."
+    return guesses(
+        ("dp_group", column, "It has all ranks of a column of the grid: only dp differs.", (row, is_row)),
+        ("tp_group", row, "It has all ranks of a row of the grid: only tp differs.", (column, is_column)),
+        hints=("Press its button above the picture.",),
+        praise="One row and one column, and the rank is where they cross.",
+    )
 
 
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:

@@ -26,12 +26,6 @@ GRIDS = ((2, 2), (3, 2), (1, 4), (4, 1), (2, 3))
 STEP_GRIDS = ((2, 1), (1, 2), (3, 2))
 PAR_LINES = 12
 
-SPOILERS = {
-    "lost": [r"lost\W+\w*\W+1\b"],
-    "silent": [r"\[4, 5, 6\]"],
-    "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
-}
-
 LOST_LINE = """for group in groups:                 # before phase 2
     params = group["params"]
     for param in params:

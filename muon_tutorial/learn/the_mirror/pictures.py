@@ -15,7 +15,7 @@ from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRON
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from . import replay
 from .compare import StepDifference
-from .recording import LAST, PHASES, Recording
+from .recording import LAST, PHASES, Recording, load
 
 _WIDTH = 900
 HOPS: tuple[tuple[Placement, Placement], ...] = (
@@ -31,7 +31,7 @@ NO_WAY_BACK = "no way back: the summands are gone"
 
 
 def hero() -> Picture:
-    return replay.film(replay.load())
+    return replay.film(load())
 
 
 def bytes_sent(recording: Recording, rank: int, phase: int) -> int:

@@ -6,7 +6,7 @@ and sees whose numbers arrive. The recording that comes with the package was mad
 
     diaries = launch(the_mirror.record_rank, 4, args=(2, 2, 0))
     source = "One step recorded on 4 real processes (Gloo), dp=2, tp=2"
-    text = replay.dumps(replay.assemble(source, the_mirror.plan_of(2, 2), diaries))
+    text = recording.dumps(recording.assemble(source, the_mirror.plan_of(2, 2), diaries))
 """
 
 from __future__ import annotations

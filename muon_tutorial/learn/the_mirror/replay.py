@@ -9,9 +9,7 @@ from matplotlib.axes import Axes
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Frame, Picture, Point, arrow, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
-from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
-
-__all__ = ["assemble", "dumps", "load", "loads", "say_phase"]  # the notebook and tests use them, too
+from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording
 
 _WIDTH, _TOP, _MARGIN = 900, 216, 22
 _SHORT = {

@@ -19,11 +19,6 @@ from ..pictures.spectra import Curve, draw_spectra
 from .race import Race
 from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update, table_update
 
-SPOILERS = {
-    "winner": (r"\w+ is the first at",),
-    "caught": (r"catches up at step \d+",),
-}
-
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY, CALLS = 0.02, 0.1, 3
 WholeStep = Callable[..., object]

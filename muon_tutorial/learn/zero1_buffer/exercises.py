@@ -6,22 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
+from ...plan.bucket import Interval
 from ..exercises import judge as judging
-from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why, written
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    Par,
+    first,
+    guesses,
+    names_or_none,
+    numbers,
+    value_of,
+    written,
+)
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
-from .ranges import BUCKETS, SHAPES, AllRanges, LocalRange, kept_of, padding_of, plan_of, split_matrices
+from .ranges import BUCKETS, SHAPES, AllRanges, kept_of, padding_of, plan_of, slice_length, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
-
-SPOILERS = {
-    "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries"],
-    "padding": [r"padding\W+\w*\W+5\b", r"\b5 entries of padding"],
-    "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
-    "straddling": [r"straddling\W+\w*\W+404\b", r"\b404\b"],
-    "parts": [r"\[0, 0, 54, 74, 37\]"],
-}
 
 
 def split_exercise(plan: Plan) -> Exercise:
@@ -85,70 +88,55 @@ def address_exercise() -> Exercise:
 
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
     """The prediction: bytes that rank 0 sends for whole buckets, and for straddling matrices only."""
+    everything = "All other ranks lack rank 0's slice of every bucket."
+    straddling = "Rank 0 sends its part of a matrix to each rank that keeps another part of it."
     right = sent_for_momentum(dp, tp, bucket)
 
-    def judge(everything: object, straddling: object) -> str | None:
-        for name, said in (("everything", everything), ("straddling", straddling)):
-            if said != right[name]:
-                told = why(
-                    (said == right[name] // 2, "these are entries. On the wire each entry takes 2 bytes."),
-                    (said == 2 * right[name], "that would be float32. On the wire each entry takes 2 bytes."),
-                    otherwise=f"not {said}. {_BYTES_WHY[name]}",
-                )
-                return f"{name}: {told}"
-        return None
+    def asked(name: str, told: str) -> tuple[Any, ...]:
+        entries = right[name] // 2, "These are entries. On the wire each entry takes 2 bytes."
+        float32 = 2 * right[name], "That would be float32. On the wire each entry takes 2 bytes."
+        return name, right[name], told, entries, float32
 
     hints = (
         "Every other rank lacks rank 0's slice of every bucket, padding included.",
         "Which matrix does the end of rank 0's slice cut, and how many other ranks keep a part of it?",
     )
-    return Exercise(judge, hints, "A rank sends what others lack, once for each of them.")
-
-
-_BYTES_WHY = {
-    "everything": "All other ranks lack rank 0's slice of every bucket.",
-    "straddling": "Rank 0 sends its part of a matrix to each rank that keeps another part of that matrix.",
-}
+    both = asked("everything", everything), asked("straddling", straddling)
+    return guesses(*both, hints=hints, praise="A rank sends what others lack, once for each of them.")
 
 
 def range_exercise() -> Exercise:
     """The exercise: the interval of a matrix within a slice, as in ``plan.dist_meta``, on several grids."""
-
-    def judge(local_range: LocalRange) -> str | None:
-        plans = [plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS]
-        for plan, rank in ((each, rank) for each in plans for rank in each.grid.ranks):
-            at = plan.grid.at(rank)
+    due: dict[tuple[Interval, int, int], Interval] = {}
+    for plan in (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS):
+        for at in map(plan.grid.at, plan.grid.ranks):
             for meta in plan.dist_meta(at):
-                bucket = plan.buckets[meta.bucket_idx]
-                length = bucket.length(bucket.storage_layout, at)
-                said = value_of(local_range, meta.global_range, at["dp"], length)
-                if wrong := _judge_range(said, meta, at["dp"], length):
-                    return f"{meta.name} at {meta.global_range}, slice {at['dp']} of length {length}: {wrong}"
-        return None
+                due[meta.global_range, at["dp"], slice_length(plan, meta.bucket_idx)] = meta.local_range
 
+    def from_the_bucket(whole: Interval, place: int, length: int) -> Interval:
+        start, stop = due[whole, place, length]
+        return (start + place * length, stop + place * length) if stop else (0, 0)
+
+    def backwards(whole: Interval, place: int, length: int) -> Interval:
+        begin = place * length
+        return max(whole[0], begin) - begin, min(whole[1], begin + length) - begin
+
+    def inclusive(*case: Any) -> Interval:
+        start, stop = due[case]
+        return (start, stop - 1) if stop else (0, 0)
+
+    slips = (
+        ("If they share nothing, say (0, 0).", backwards),
+        ("Count from the start of the slice, not of the bucket.", from_the_bucket),
+        ("A range ends before its stop: you leave out the last number.", inclusive),
+    )
     hints = (
         "Slice number place begins at place * length in the bucket, and ends length later.",
         "Two intervals share what lies between the larger of their starts and the smaller of their ends.",
     )
     praise = "The same as plan.dist_meta, on every grid that was tried."
-    return Exercise(judge, hints, praise, keeps=("local_range",))
-
-
-def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | None:
-    if not isinstance(said, (tuple, list)) or len(said) != 2:
-        return f"give a pair (start, stop), not {said!r}."
-    (start, stop), right = said, meta.local_range
-    pair, begin = f"({start}, {stop})", place * length
-    if (start, stop) == right:
-        return None
-    of_bucket = f"{pair} counts from the start of the bucket. Count from the start of the slice."
-    return why(
-        (right == (0, 0), f"they share nothing; say (0, 0), not {pair}."),
-        (place and (start - begin, stop - begin) == right, of_bucket),
-        (start < 0 or stop > length, f"{pair} reaches beyond the slice, which goes from 0 to {length}."),
-        ((start, stop + 1) == right, f"{pair} leaves out the last number: a range ends before its stop."),
-        otherwise=f"{pair} is not the part that lies in the slice.",
-    )
+    right, say = (lambda *case: due[case]), "a matrix at {}, slice {} of length {}"
+    return written(right, list(due), *slips, say=say, hints=hints, praise=praise, keeps=("local_range",))
 
 
 PAR_LINES = 15

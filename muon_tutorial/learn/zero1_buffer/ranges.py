@@ -23,7 +23,6 @@ ITEM = 4
 Range = tuple[int, Interval, Interval]
 """A matrix on one rank: its bucket, its interval in the bucket, and its interval in the rank's slice."""
 AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
-LocalRange = Callable[[Interval, int, int], Interval]
 
 
 def plan_of(dp: int, tp: int, bucket: int, gather: Gather = "all", cut: Cut = "bucket") -> Plan:
