@@ -66,9 +66,9 @@ class Guard:
     """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
-    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
-    averaged with those of the matrices. ``broadcasts`` is whether all ranks get the first rank's values when
-    the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
+    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were averaged
+    together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first rank's values
+    when the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
     ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check;
     ``described`` are the texts that were made from them, for comparison. ``compares_gradients`` is whether
     the next step must compare gradients again; see ``compare_gradients``.

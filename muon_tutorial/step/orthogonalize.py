@@ -36,7 +36,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
 
-        yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 for matrices that stay cut
+        yield from orthogonalize_cut(bucket, boxes)  # phases 3 to 5, for matrices that stay cut
     stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:
         if matrix.entry.gram is not None or matrix.index in stacked:

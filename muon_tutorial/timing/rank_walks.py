@@ -124,8 +124,8 @@ class WalkedPlan:
     """All rounds of a plan, walked on one position of each kind.
 
     Along each of the ``axes``, positions with the same work in all rounds are of one kind. ``folded``: for
-    each position along an axis, the number of the walked position that represents it. The bucket's first
-    axis is last, because NumPy is fastest if the longest axis is last.
+    each position along an axis, the number of the walked position that represents it. ``axes`` has
+    the bucket's axes in reverse, because NumPy is fastest if the longest axis is last.
     """
 
     rounds: Sequence[Round]
@@ -476,8 +476,8 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        A label is a sum of random numbers. For each matrix, a position gets up to three random numbers: one
-        if it works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
+        A label is the sum of a position's random numbers. For each matrix, it gets up to three: one if it
+        works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
         worker, and one for the shape of its part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)

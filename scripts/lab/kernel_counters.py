@@ -21,7 +21,7 @@ _RETRANSMITTED = 208
 
 
 def tcp_sent() -> int | None:
-    """Bytes that this process's open TCP sockets have sent, without repeats; None if there is no counter."""
+    """Bytes that this process's open TCP sockets have sent, each once; None if there is no counter."""
     if not _SOCKETS.is_dir() or not hasattr(socket, "TCP_INFO"):
         return None
     return sum(_sent(int(entry.name)) for entry in _SOCKETS.iterdir() if _is_socket(entry))

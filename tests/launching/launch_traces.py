@@ -15,7 +15,7 @@ import psutil
 from muon_tutorial.launching.fork_server import warm_server
 
 WITHIN = 15.0
-"""Seconds within which a report or an end must come. Half a second suffices unless the machine is busy.
+"""Seconds within which a failure is reported, or a process ends. Half a second suffices on a quiet machine.
 
 Ranks wait 60 s for each other, so a fault that is found only after this wait fails the test.
 """

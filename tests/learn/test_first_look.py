@@ -67,12 +67,12 @@ def test_the_cut_knows_right_from_wrong_and_draws_the_wrong_one(dp: int, tp: int
         (lambda matrix, rank: matrix.tolist(), "Rank 0: return a tensor, not a list"),
         (lambda matrix, rank: matrix[:, :1] + 1, "is no block of the matrix"),
         (lambda matrix, rank: matrix.chunk(9)[999], "Rank 0: The function raised IndexError"),
-        (lambda matrix, rank: matrix[:, :3], "of the columns are its own"),
+        (lambda matrix, rank: matrix[:, :3], "of the columns should be its own"),
     ]
     if tp > 1:
         wrong += [
             (lambda matrix, rank: matrix.chunk(tp)[rank % tp], "rows are cut, and columns should be"),
-            (lambda matrix, rank: columns(tp)(matrix, -1 - rank), "of the columns are its own"),
+            (lambda matrix, rank: columns(tp)(matrix, -1 - rank), "of the columns should be its own"),
         ]
     if tp > 1 and 64 % tp == 0:
         wrong[-1] = wrong[-1][0], "they belong to another place along tp"

@@ -28,7 +28,7 @@ SHORT = "|".join([*matplotlib.colors.BASE_COLORS, r"[\d.]+"])
 COLOUR_WORDS = "c|colou?r|ec|edgecolors?|fc|facecolors?|fill"
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
 COLOUR = re.compile(rf"{HEX.pattern}|'(?:{NAMED})'|\b(?:{COLOUR_WORDS})='(?:{SHORT})'")
-"""Matches colours in hex, by name, or as an argument by letter or grey level, as ``ast.unparse`` writes."""
+"""Finds colours in unparsed code: in hex, by name, or a letter or grey level as an argument."""
 SATURATED = 0.2
 """HSV saturation. Fills at least this saturated stand for ranks; paler fills may mean anything."""
 

@@ -37,8 +37,8 @@ SMALL, MIDDLE, LARGEST = ((128, 128), (256, 64)), (256, 512), (384, 768)
 REACHING = {"polar_express": (LARGEST, "cliff"), "cans": (LARGEST, "cliff"), "turbo": (MIDDLE, "rank 8")}
 """The shape and spectrum on which a recipe comes close to a bound.
 
-All recipes are also tried on small matrices and on the middle shape's cliff. A CPU without bf16 units takes a
-second for a middle matrix, and four for a large one.
+All recipes are also tried on small matrices and on the middle shape with a "cliff". A CPU without bf16 units
+takes a second for a middle matrix, and four for a large one.
 """
 FIELDS = {"Gaussian": "gaussian", "rank 8": "rank_8", "cliff": "cliff", "nearly zero": "nearly_zero"}
 

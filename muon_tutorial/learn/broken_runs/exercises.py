@@ -65,7 +65,7 @@ STORIES = {
     "D": "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
     "E": "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",
     "F": "Without the underscores, the new momentum is computed and thrown away.",
-    "G": "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
+    "G": "Each rank sorted by its own norms. That hid a second mistake: place 0 sent out every matrix.",
 }
 """What the reader is told about a mistake once it is repaired."""
 LETTERS = tuple(letter for letter in PLANTED if len(letter) == 1)

@@ -34,7 +34,7 @@ SUM_HINTS = (
 def guess_bytes(ranks: int) -> Exercise:
     """The prediction: how many messages and bytes one rank sends in an all_reduce."""
     count, piece = 2 * (ranks - 1), NUMEL * ITEM
-    home = "That would bring every piece home again; the last round of a half is not needed."
+    home = "That would bring every piece home again; each half ends one round before that."
     one_half = "That is one half. There are two."
     in_entries = f"That counts entries, and each takes {ITEM} bytes."
     all_of_it = "That would be the whole tensor in every message, not one piece."

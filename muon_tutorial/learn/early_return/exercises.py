@@ -167,7 +167,8 @@ def wait_exercise(ranks: int) -> Exercise:
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right, but that share used the *other* buffer. So you need only one buffer."
+            said = "The bits are right, but that share used the *other* buffer, so "
+            said += "one buffer would do."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 

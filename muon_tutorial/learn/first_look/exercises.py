@@ -84,7 +84,7 @@ def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
     if given[rank].shape[TP_DIM] == SHAPE[TP_DIM] and tp > 1:
         return Diagnosis(f"{said}: rows are cut, and columns should be.", (CUT_HINT,), picture)
     if given[rank].shape != due.shape:
-        return Diagnosis(f"{said}: {due.shape[1]} of the columns are its own.", (CUT_HINT,), picture)
+        return Diagnosis(f"{said}: {due.shape[1]} of the columns should be its own.", (CUT_HINT,), picture)
     return Diagnosis(f"{said}: they belong to another place along tp.", (TP_HINT,), picture)
 
 

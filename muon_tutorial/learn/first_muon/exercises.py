@@ -259,7 +259,7 @@ def predict(ranks: int) -> Exercise:
         return None
 
     hints = (
-        "After k1, at which offset does k1's owner write? Too early, by the size of k1.",
+        "After k1, at which offset does k1's owner write? Too early: k1's elements are missing.",
         "Two kinds are wrong: misplaced updates, and updates whose places those reach into.",
     )
     praise = "Misplaced updates are wrong, and so are the updates whose places they reach into."

@@ -26,7 +26,7 @@ from .turns import ratios_by_round, slowest
 RANKS = 4
 PATIENCE = 120.0
 FIT_SIZES = (1_000, 30_000, 100_000, 700_000, 3_000_000)
-"""Elements of the all_reduces to which the interface's overhead is fitted; no contender's buffer has such a
+"""Lengths of the all_reduces to which the interface's overhead is fitted; no contender's buffer has such a
 size."""
 
 Costs = dict[str, list[ContenderCost]]

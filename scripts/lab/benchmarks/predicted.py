@@ -76,8 +76,9 @@ def strategies_table(command: str) -> Table:
         "Muon's matrices, without tensor parallelism and without the agreement on which gradients exist (8 "
         "bytes a parameter). The whole step includes what is sent before it: DDP's all_reduce of the "
         "gradients for `round_robin`, FSDP2's three moves for `owner` (a mean over ranks). The ratios are of "
-        "whole steps. (1, 1.25] over ZeRO-1 is the paper's range for g = p = 4; other dtypes leave it. With "
-        "g = 4 and p = 2, `zero1, boundary` and ZeRO-1 AdamW both send less than DDP.",
+        "whole steps. With g = p = 4, the paper says that Muon sends more than 1 and at most 1.25 times what "
+        "ZeRO-1's AdamW sends; with other dtypes it may be more or less. With g = 4 and p = 2, `zero1, "
+        "boundary` and ZeRO-1 AdamW both send less than DDP.",
     )
     return Table("The strategies: formula and ledger", rows, command, notes)
 

@@ -112,7 +112,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     ]
     blamed = f"rank {found[1]} is named first" if found else "no rank is named"
     return Seen(
-        message=" / ".join([*own[:1], blamed]),  # the first error of the package's own, if any
+        message=" / ".join([*own[:1], blamed]),  # the first of the package's own errors, if there is one
         named=not in_time or started.process.returncode != 0,
         blamed=int(found[1]) if found else None,
         seconds=seconds,
