@@ -226,8 +226,8 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # 1. says what the step waits for: work, bytes, latency or one matrix;
 # 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
-# 3. names the number that you trust least among those that the planner was given, and says what you would choose if
-#    it were half or twice as large;
+# 3. names the planner's weakest input, which is a number that it was given or a cost that it leaves out, such as idle
+#    pipeline stages, and says when you would choose another grid;
 # 4. names the measurement that would prove you wrong.
 #
 # </details>
