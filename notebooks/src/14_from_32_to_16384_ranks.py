@@ -322,12 +322,13 @@ most.check(most_ranks)
 # <details><summary>Solution</summary>
 #
 # Backward takes 4 · n · tokens / (P · flops) seconds. A share has 2 · n / P bytes, so the all_reduces take
-# 4 · n · (P − 1) / (P · bandwidth). Both contain 4 · n / P. So the model's size cancels, and what is left is
-# P − 1 ≤ tokens · bandwidth / flops.
+# 4 · n · (P − 1) / (P · bandwidth). The model's size cancels with n / P, and so P − 1 ≤ tokens · bandwidth / flops.
 #
 # ```python
 # def most_ranks(tokens, flops, bandwidth):
-#     return 1 + int(tokens * bandwidth / flops)
+#     backward = 4 * tokens / flops  # · n / P
+#     share = 2 * 2 / bandwidth  # · n / P, out and back; a rank sends P − 1 of them
+#     return 1 + int(backward / share)
 # ```
 #
 # </details>
