@@ -241,14 +241,15 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # ## Two matrices as one
 #
 # The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up.
-# Orthogonalize them as `one` and `apart`: with Gaussian gradients, 688 × 256 each, how large is ‖one − apart‖ /
-# ‖one‖? And if gate's gradient is five times larger, how many times too small is up's update in `one`?
+# Orthogonalize them as `one` and `apart`: with Gaussian gradients, 688 × 256 each, how many times as large as `one`
+# is `apart`? (The square of a matrix's size is the sum of its squared singular values.) And if gate's gradient is five
+# times larger, how many times too small is up's update in `one`?
 #
 # *Easy · 3 minutes · optional*
 
 # %% tags=["stub", "predict"]
-off = ...  # to two decimals
-smaller = ...  # a whole number
+larger = ...  # to two decimals
+smaller = ...  # 1.4, 4 or 25
 
 # %% tags=["answer"]
 def as_one_and_apart(times):
@@ -259,18 +260,19 @@ def as_one_and_apart(times):
 torch.manual_seed(seed)
 one, apart = as_one_and_apart(times=1)
 louder, due = as_one_and_apart(times=5)
-print(f"gate's and up's own updates are {apart.norm() / one.norm():.2f} times as large as the stack's")
-how_far, times = (one - apart).norm() / one.norm(), due[688:].norm() / louder[688:].norm()
-compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "smaller": round(times.item())})
+print(f"distance between one and apart, in sizes of one: {(one - apart).norm() / one.norm():.2f}")
+size, times = apart.norm() / one.norm(), due[688:].norm() / louder[688:].norm()
+compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2), "smaller": round(times.item())})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 too small.
-# What they share goes to the louder one, and up keeps about a quarter of its size.
+# In a direction that both use alike, gate's part is five times as long as up's, and together they have length 1. So up
+# gets 1 / √(5² + 1), about a fifth. Where gate is quiet, up keeps more, so on the whole it keeps a quarter.
 #
 # ```python
-# off = 0.56
+# larger = 1.41
 # smaller = 4
 # ```
 #

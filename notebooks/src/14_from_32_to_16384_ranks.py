@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
+# **Thirty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
 # latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
@@ -35,7 +35,7 @@ lesson.hero()
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
-# comes from, and which are estimates. The lesson ends with clocks on up to 128 GPUs. The
+# comes from, and which are estimates. Near the end, clocks on up to 256 GPUs stand beside the planner's seconds. The
 # parameters dp and tp below are for the cell that runs on real ranks, so choose what your machine can run.
 #
 # </details>
@@ -76,7 +76,7 @@ shrinks = ...  # how many times faster is the busiest owner's work on 4,096 rank
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
-unseen, enough, wired, quiz = lesson.all_exercises()
+unseen, enough, wired, quiz, most = lesson.all_exercises()
 unseen.check(idle, shrinks, slower)
 
 # %% tags=["answer"]
@@ -144,9 +144,9 @@ lesson.explore_scale(live=widgets)
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards, which all dp rings through it share evenly: with tp=1 there
-# is one ring, which uses all cards; with tp=8 there are eight, with a card each. Each rank sends its part of the
-# gradients once, in fp32. How many seconds does that take?
+# A node is one machine with 8 GPUs and 8 network cards. All dp rings through a node share its cards evenly. With tp=1
+# there is one ring, so it has all 8 cards. With tp=8 there are eight rings, so each has only one card. If each rank
+# sends its part of the gradients once, in fp32, how many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -215,9 +215,44 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 # %% [markdown]
 # It nearly does, but small matrices take longer than their operations say.
 #
-# <details><summary>Ask for any model</summary>
+# <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #
-# `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`
+# Choose a grid and a strategy for `llama-3.1-70b`, and defend them on one page. Begin with
+#
+# `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8 --batch 4194304`
+#
+# The grid may have pp and dp_shard, too, and `--map map.svg` draws the fastest strategy by ranks and bandwidth. There
+# is more than one good answer. A good page
+#
+# 1. says what the step waits for: work, bytes, latency or one matrix;
+# 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
+# 3. names the planner's weakest input, which is a number that it was given or a cost that it leaves out, such as idle
+#    pipeline stages, and says when you would choose another grid;
+# 4. names the measurement that would prove you wrong.
+#
+# </details>
+#
+# ## Against a clock
+#
+# Others have timed Muon on 1 to 256 GPUs. How far off is the *planner*, which predicted the seconds above?
+
+# %%
+print(lesson.say_clocked())
+
+# %% [markdown]
+# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust
+# what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
+#
+# <details><summary>Why so far off, sources, and worse rows</summary>
+#
+# Newton–Schulz is products of known sizes. In a step it also matters what is sent, when, and over which links. HSDP's
+# optimizer sends during the next forward pass, which the planner does not know. How fast the links between the A800s'
+# nodes are was not published, and for GB300s the planner took the rates of B200s. From 8 to 32 H100s Newton–Schulz
+# gets 3.3 times faster; the planner says 4.0.
+#
+# `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches
+# of thin matrices, for example, are planned 27 times too slow, and ratios of two published times are up to 2.5 times
+# off.
 #
 # </details>
 #
@@ -260,46 +295,51 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# ## Against a clock
+# ## Until when does backward hide the gradients?
 #
-# Others have timed Muon on 1 to 256 GPUs. How far off is the *planner*, which predicted the seconds above: at most 2, 5
-# or 10 times?
+# DDP averages one bucket's gradients, in bf16, while backward computes the next one's. The ranks along dp share a
+# batch evenly, and backward takes 4 operations for each token and each entry that a rank holds. Up to how many ranks
+# along dp does it take at least as long as the all_reduces, if only their bytes take time?
 #
-# *Easy · 2 minutes · required*
+# <details><summary>Hint</summary>
+#
+# Write down both times, for a rank with n entries on a ring of P ranks. An all_reduce sends 2 (P − 1) shares (lesson
+# 10). Then divide one by the other, and see what cancels.
+#
+# </details>
+#
+# *Medium · 8 minutes · required*
 
-# %% tags=["stub", "predict"]
-alone = ...  # for Newton–Schulz alone: 2, 5 or 10
-whole = ...  # for a whole step, or what Muon adds to it
+# %% tags=["stub"]
+def most_ranks(tokens, flops, bandwidth):
+    # tokens: in the whole batch; flops: operations of a rank in a second; bandwidth: bytes that it sends in a second
+    return ...  # a whole number, at least 1
 
-# %% tags=["answer"]
-print(lesson.say_clocked())
-compare({"alone": alone, "whole": whole}, {"alone": lesson.within(alone=True), "whole": lesson.within(alone=False)})
+# %%
+most.check(most_ranks)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Newton–Schulz is products of known sizes. In a step it also matters what is sent, when, and over which links. HSDP's
-# optimizer sends during the next forward pass, which the planner does not know. How fast the links between the A800s'
-# nodes are was not published, and for GB300s the planner took the rates of B200s.
+# Backward takes 4 · n · tokens / (P · flops) seconds. A share has 2 · n / P bytes, so the all_reduces take
+# 4 · n · (P − 1) / (P · bandwidth). The model's size cancels with n / P, and so P − 1 ≤ tokens · bandwidth / flops.
 #
 # ```python
-# alone = 2
-# whole = 5
+# def most_ranks(tokens, flops, bandwidth):
+#     backward = 4 * tokens / flops  # · n / P
+#     share = 2 * 2 / bandwidth  # · n / P, out and back; a rank sends P − 1 of them
+#     return 1 + int(backward / share)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust
-# what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
-#
-# <details><summary>Sources, and worse rows</summary>
-#
-# From 8 to 32 H100s Newton–Schulz gets 3.3 times faster; the planner says 4.0. `results/published.md` has the source
-# of each row, what had to be assumed, and what the planner gets wrong: batches of thin matrices, for example, are
-# planned 27 times too slow, and ratios of two published times are up to 2.5 times off.
-#
-# </details>
+# The planner adds the latency of each all_reduce, so the lines cross before your number, above all for the smaller
+# model. (H100s at 400 TFLOP/s, as in [Llama 3's training](https://arxiv.org/abs/2407.21783), with 4 million tokens.)
+
+# %%
+most_ranks = most.accepted_or(lesson.most_ranks)
+lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 
 # %% [markdown]
 # Among so many ranks one is always broken, so the next lesson asks: which one, and which line?

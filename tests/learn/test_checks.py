@@ -49,6 +49,7 @@ WRITTEN: list[Callable[[], Exercise]] = [
     five_products.write_flops,
     five_products.write_lifting,
     many_ranks.enough_exercise,
+    many_ranks.most_exercise,
     many_ranks.wires_exercise,
     own_sharding.check_sent,
     shards_alone.check_ratio,

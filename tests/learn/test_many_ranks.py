@@ -81,7 +81,17 @@ def test_clocked_steps_are_those_of_the_published_table() -> None:
     alone = [it.off for it in clocked.CLOCKED if "Newton" in it.what]
     steps = {it.row: round(it.off, 1) for it in clocked.CLOCKED if "Newton" not in it.what}
     assert (round(max(alone), 1), max(steps.values()), steps[32]) == (1.5, 4.3, 2.6)
-    assert (clocked.within(alone=True), clocked.within(alone=False)) == (2, 5)
+
+
+@pytest.mark.parametrize("model", [scaling.UNSEEN, scaling.MODEL])
+def test_bytes_of_gradients_outlast_backward_from_that_many_ranks_on_whatever_the_model(model: str) -> None:
+    most = exercises.most_ranks(scaling.TOKENS, scaling.FLOPS, scaling.card())
+    at = scaling.averaging(model, most)
+    assert at.transfer == pytest.approx(at.backward, rel=0.02)
+    assert at.backward < at.all_reduce  # latency comes on top
+    fewer, more = scaling.averaging(model, most // 2), scaling.averaging(model, 2 * most)
+    assert fewer.all_reduce < fewer.backward
+    assert more.transfer > 1.9 * more.backward
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:

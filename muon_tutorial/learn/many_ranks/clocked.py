@@ -42,9 +42,3 @@ def say_clocked() -> str:
     for each in CLOCKED:
         lines.append(f"{each.what:48}{each.published:>10,.4g}{each.planned:>9,.4g}{each.off:>7.1f}x")
     return "\n".join(lines)
-
-
-def within(alone: bool) -> int:
-    """The smallest of 2, 5 and 10 that no factor exceeds, of Newton–Schulz ``alone`` or of whole steps."""
-    worst = max(each.off for each in CLOCKED if ("Newton" in each.what) == alone)
-    return min(bound for bound in (2, 5, 10) if worst <= bound)

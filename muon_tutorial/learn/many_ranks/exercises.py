@@ -1,13 +1,14 @@
-"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, and a quiz."""
+"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, a quiz, and how
+many ranks hide their gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..exercises.judge import Exercise, guesses, numbers, written
-from .scaling import RANKS, UNSEEN, step_at, steps
+from .scaling import FLOPS, RANKS, TOKENS, UNSEEN, card, step_at, steps
 
 
 def unseen() -> dict[str, Any]:
@@ -95,6 +96,41 @@ def quiz() -> Exercise:
     )
 
 
+def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
+    """The exercise's reference: the most ranks along dp whose backward takes as long as the all_reduce.
+
+    With n entries on each of P ranks, backward takes 4·n·tokens / (P·flops) seconds, and the all_reduce
+    2·2·n·(P − 1) / (P·bandwidth).
+
+    >>> most_ranks(4_000_000, 400e12, 25e9)
+    251
+    """
+    return 1 + int(tokens * bandwidth / flops)
+
+
+def most_exercise() -> Exercise:
+    """The exercise: up to how many ranks along dp backward hides the all_reduce of bf16 gradients."""
+    cases = [(TOKENS, FLOPS, card()), (2**20, 5e14, 1e11), (2**19, 9e14, 5e10), (2**16, 9e14, 1.25e10)]
+
+    def times(factor: float) -> Callable[..., int]:
+        return lambda tokens, flops, bandwidth: most_ranks(tokens, flops, factor * bandwidth)
+
+    slips = (
+        ("A rank sends P − 1 shares twice, not P.", lambda t, flops, w: int(t * w / flops)),
+        ("An all_reduce is a reduce_scatter and an all_gather: each sends P − 1 shares.", times(2)),
+        ("An entry has 2 bytes in bf16, and backward takes 4 operations for it.", times(1 / 2)),
+        ("Only backward hides it, with 4 operations. Forward has 2 more, and is over.", times(3 / 2)),
+        ("With one rank more, the all_reduce takes longer.", lambda *given: 1 + most_ranks(*given)),
+        ("Give a whole number, rounded down.", lambda t, flops, w: 1 + t * w / flops),
+    )
+    hints = (
+        "Backward takes 4 · n · tokens / (P · flops) seconds on a rank that holds n entries.",
+        "An all_reduce of 2 · n bytes sends 2 · (P − 1) shares, each of 2 · n / P bytes.",
+    )
+    say, praise = "{} tokens, {:.3g} operations and {:.3g} bytes a second", "The model's size cancels."
+    return written(most_ranks, cases, *slips, say=say, hints=hints, praise=praise)
+
+
 def all_exercises() -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: unseen, owners, wires, quiz."""
-    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz()
+    """The notebook's exercises in order: unseen, owners, wires, quiz, most ranks."""
+    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), most_exercise()

@@ -1,4 +1,5 @@
-"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, each owner's entries and work."""
+"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, each owner's entries and work, and
+where backward ceases to hide gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +15,19 @@ from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish
 from ..widgets.shell import Shell, choice, play
 from .balance import OwnedModel, assign, by_entries, owned_models
-from .scaling import DOUBLINGS, LINKS, MACHINE, MODEL, RANKS, StepAtScale, steps
+from .scaling import (
+    DOUBLINGS,
+    LINKS,
+    MACHINE,
+    MODEL,
+    RANKS,
+    TP,
+    UNSEEN,
+    Averaging,
+    StepAtScale,
+    averaging,
+    steps,
+)
 
 _SIZE = 11
 
@@ -150,3 +163,45 @@ def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None =
         f"are {even:.2f} fair shares, the most work {shares:.2f}; par is {best:.2f}."
     )
     return finish(figure, f"many_ranks-balance-{model.name.replace('.', '-')}", said)
+
+
+def draw_hidden(most: int) -> Picture:
+    """Seconds of backward and of the all_reduces over ranks along dp, for both models; ``most`` is marked."""
+    figure = card(900, 400)
+    told = []
+    for place, model in enumerate((UNSEEN, MODEL)):
+        found = [averaging(model, 64 * 2**doubling) for doubling in range(6)]
+        _draw_hidden(figure.add_axes((0.085 + 0.485 * place, 0.24, 0.41, 0.64)), model, found, most)
+        at = averaging(model, most)
+        told.append(
+            f"{model}: backward takes {say_seconds(at.backward)} there, the all_reduces "
+            f"{say_seconds(at.all_reduce)}, of which {say_seconds(at.latency)} are latency."
+        )
+    _say_machine(figure)
+    marked = f"Backward falls with dp, the all_reduces hardly change, and dp={most:,} is marked."
+    return finish(figure, "many_ranks-hidden", " ".join([marked, *told]))
+
+
+def _draw_hidden(axes: Axes, model: str, found: Sequence[Averaging], most: int) -> None:
+    dp = [each.dp for each in found]
+    curves = (
+        ("backward", [each.backward for each in found], MUON, "-"),
+        ("all_reduces", [each.all_reduce for each in found], INK, "-"),
+        ("their bytes alone", [each.transfer for each in found], QUIET, "--"),
+    )
+    for name, seconds, colour, dashes in curves:
+        axes.plot(dp, seconds, color=colour, linestyle=dashes, linewidth=2, label=name)
+    axes.axvline(most, color=INK, linewidth=1, linestyle=":")
+    axes.text(1.04 * most, found[0].backward, f"dp={most:,}", size=_SIZE, va="center")
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(dp, [f"{each:,}" for each in dp], size=_SIZE)
+    least = min(each.backward for each in found)
+    ticks = [number for number in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if least < number < 32 * least]
+    axes.set_yticks(ticks, [say_seconds(number) for number in ticks], size=_SIZE)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(color=FAINT, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{model}, tp={TP}, predicted", size=12, loc="left", weight="bold")
+    axes.set_xlabel("ranks along dp", size=_SIZE)
+    axes.legend(frameon=False, fontsize=_SIZE)

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+import torch
+
 from ... import Grid, Matrix
-from ...plan.strategies import layerwise, work_by_position
+from ...plan.strategies import layerwise, replicated, work_by_position
 from ...timing.commands import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.recommend import say_bytes, say_seconds
-from ...timing.step_cost import StepEstimate, estimate
+from ...timing.step_cost import StepEstimate, averaged_at_once, estimate, estimate_adamw
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
@@ -29,6 +31,8 @@ RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
 """The lesson's numbers of ranks: 32, doubled up to 16,384."""
 LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 """The speed of all links relative to the machine's, by its name in the widget."""
+TOKENS, FLOPS = 4_194_304, 400e12
+"""A batch, and the operations a second that each of 16,384 H100s reached in training Llama 3 405B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,41 @@ def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
 def step_of(model: str, dp: int, tp: int) -> StepEstimate:
     matrices, grid = matrices_of(model, tp), Grid.of(dp=dp, tp=tp)
     return estimate("layerwise", REPEATED, matrices, grid, find_machine(MACHINE))
+
+
+def card() -> float:
+    """Bytes that one network card of the machine sends in a second."""
+    between = find_machine(MACHINE).between
+    assert between is not None  # it has several nodes
+    return between.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """Seconds in which ``dp`` places along dp compute backward and average bf16 gradients as DDP does.
+
+    ``latency`` is the part of ``all_reduce`` that more bandwidth does not shorten.
+    """
+
+    dp: int
+    backward: float
+    all_reduce: float
+    latency: float
+
+    @property
+    def transfer(self) -> float:
+        """Seconds of the all_reduces if only bytes took time."""
+        return self.all_reduce - self.latency
+
+
+@cache
+def averaging(model: str, dp: int) -> Averaging:
+    """Backward of a batch of ``TOKENS`` at ``FLOPS``, and its all_reduces by the planner, with tp=8."""
+    grid = Grid.of(dp=dp, tp=TP)
+    lengths = averaged_at_once(replicated(matrices_of(model, TP), grid), grid.at(0))
+    found = estimate_adamw(lengths.elements(), grid, find_machine(MACHINE), g=torch.bfloat16, sharded=False)
+    entries = sum(length * times for length, times in lengths.items())
+    return Averaging(dp, 4 * entries * TOKENS / (dp * FLOPS), found.reduction, found.latency)
 
 
 def say_experts() -> str:
