@@ -43,7 +43,6 @@ WRITTEN: list[Callable[[], Exercise]] = [
     collectives.check_formula,
     collectives.check_seconds,
     early_return.makespan_exercise,
-    early_return.memory_exercise,
     early_return.recorded_exercise,
     first_muon.check_fair_shares,
     five_products.write_flops,

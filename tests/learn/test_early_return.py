@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from muon_tutorial import Grid, LocalWorld
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import early_return as lesson
-from muon_tutorial.learn.early_return import exercises, loops, missing_wait, pictures
+from muon_tutorial.learn.early_return import exercises, loops, missing_wait, on_ranks, pictures
 
 from ..exhaustive import left_out
 from .answers import PASSES, assert_quiz, assert_wrong, judged
@@ -119,6 +121,37 @@ def test_real_ranks_walk_a_loop_and_a_wrong_one_is_seen() -> None:
     assert str(mixed).startswith("other bits: rank 0 from turn 0 on, rank 1")
 
 
+def test_on_slow_links_the_loop_is_the_same_and_its_picture_names_the_readers_prediction() -> None:
+    runs = lesson.run_on_slow_links(lesson.prefetch, 2, 0, (1, 3), steps=1, count=3)
+    for run in runs:
+        assert [len(run.of(rank, "product")) for rank in run.ranks] == [3] * 2
+        assert len(run.flights) == 3 * 2
+    alt = lesson.draw_slow_links(runs, lambda works, waits, count: 123.4, 3).alt
+    assert "window 1: " in alt
+    assert "yours says 123" in alt
+
+
+def test_a_slow_link_carries_one_exchange_at_a_time_and_sleeps_for_the_rest_of_its_time() -> None:
+    seen: list[Any] = []
+
+    class Work:
+        def wait(self) -> None:
+            seen.append("exchanged")
+
+    link = on_ranks.SlowLink(lambda *given: seen.append(given[-1]) or Work(), seconds=9.0)
+    with patch.object(on_ranks.time, "sleep", seen.append):
+        both = [link("request", "received", "group", True) for _ in range(2)]  # type: ignore[arg-type]
+        for each in both:
+            each.wait()
+        assert all(each.get_future().done() for each in both)
+        assert link("request", "received", "group", False) is None  # type: ignore[arg-type]
+    asked = [each for each in seen if each is True]
+    carried = [each for each in seen if each is not True]
+    assert len(asked) == 3  # the real call never waits
+    assert carried[::2] == ["exchanged"] * 3
+    assert all(8.0 < slept <= 9.0 for slept in carried[1::2])
+
+
 WRONG_WAITS = [
     (10, "leaving[i - 2]", "matrix 0 still comes out wrong"),
     (9, "leaving[i]", "matrix 0 still comes out wrong"),
@@ -200,6 +233,113 @@ WRONG_ORDERS: list[Any] = [
 ]
 
 
+def keeps_no_state(stage: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return stage(x), x
+
+
+def draws_anew(stage: Any, kept: Any, gradient: Any) -> Any:
+    x = kept[0] if isinstance(kept, tuple) else kept
+    state = torch.get_rng_state()
+    y = stage(x.requires_grad_())
+    torch.set_rng_state(state)
+    y.backward(gradient)
+    return x.grad
+
+
+def leaves_the_state(stage: Any, kept: Any, gradient: Any) -> Any:
+    x, before = kept
+    torch.set_rng_state(before)
+    y = stage(x.requires_grad_())
+    y.backward(gradient)
+    return x.grad
+
+
+def of_the_input_alone(stage: Any, kept: Any, gradient: Any) -> Any:
+    before = [weight.grad for weight in stage.parameters()]
+    found = lesson.backward(stage, kept, gradient)
+    for weight, grad in zip(stage.parameters(), before, strict=True):
+        weight.grad = grad
+    return found
+
+
+def of_the_last_alone(stage: Any, kept: Any, gradient: Any) -> Any:
+    stage.zero_grad()
+    return lesson.backward(stage, kept, gradient)
+
+
+def forward_twice(stage: Any, x: Any) -> Any:
+    state = torch.get_rng_state()
+    stage(x)
+    torch.set_rng_state(state)
+    return lesson.forward(stage, x)
+
+
+def by_torch(stage: Any, x: Any) -> Any:
+    y = checkpoint(stage, x.requires_grad_(), use_reentrant=False)
+    return y, (x, y)
+
+
+def through_torch(stage: Any, kept: Any, gradient: Any) -> Any:
+    kept[1].backward(gradient)
+    return kept[0].grad
+
+
+def with_a_fork(stage: Any, kept: Any, gradient: Any) -> Any:
+    x, before = kept
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(before)
+        leaf = x.detach().requires_grad_()
+        stage(leaf).backward(gradient)
+    return leaf.grad
+
+
+def ones_for_the_gradient(stage: Any, kept: Any, gradient: Any) -> Any:
+    return lesson.backward(stage, kept, torch.ones_like(gradient))
+
+
+RECOMPUTING: list[Any] = [
+    (lesson.keep_all, lesson.back_through_all, "you keep 590 kB besides the input, which has 33."),
+    (keeps_no_state, leaves_the_state, "In backward: The function raised ValueError"),
+    (keeps_no_state, draws_anew, "With it, your second forward drops other entries."),
+    (lesson.forward, draws_anew, "With it, your second forward drops other entries."),
+    (lesson.forward, leaves_the_state, "Outputs are right up to the first B. Then micro-batch 3 loses other"),
+    (lesson.forward, of_the_input_alone, "but the stage's parameters got none."),
+    (lesson.forward, of_the_last_alone, "are not the sum over all micro-batches."),
+    (lesson.forward, ones_for_the_gradient, "The gradient of the stage's input is wrong."),
+    (lesson.forward, lambda *given: None, "yours returns NoneType"),
+    (lambda stage, x: stage(x), lesson.backward, "forward returns two things"),
+    (lambda stage, x: ("y", x), lesson.backward, "First, forward returns the stage's output; yours is str"),
+    (lambda stage, x: (x + 1, x), draws_anew, "The output of micro-batch 0 is not stage(x)."),
+    (forward_twice, lesson.backward, "the stage computes forward 18 times, not 12."),
+    (by_torch, through_torch, PASSES),
+    (lesson.forward, with_a_fork, PASSES),
+    (lesson.forward, lesson.backward, PASSES),
+]
+test_a_stage_that_recomputes_is_judged_by_bits_bytes_and_forwards = judged(
+    (exercises.recomputing_exercise, RECOMPUTING)
+)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [(lambda stage, x: (..., ...), lambda *_: ...), (lesson.forward, lambda *_: ...)],
+)
+def test_an_open_half_of_recomputing_is_no_answer(forward: Any, backward: Any) -> None:
+    assert exercises.recomputing_exercise().check(forward, backward).passed is None
+
+
+def test_recomputing_brings_all_stages_to_what_the_last_one_needs() -> None:
+    said = lesson.say_recomputing(lesson.one_f_one_b, lesson.forward, lesson.backward)
+    [_, all_kept, once, inputs, twice] = [line.split() for line in said.splitlines()]
+    kept, recomputed = [*map(float, all_kept[-4:])], [*map(float, inputs[-4:])]
+    assert kept[0] > 3 * kept[3]  # four micro-batches against one
+    assert kept[3] == pytest.approx(recomputed[3], abs=0.02)
+    assert max(recomputed) < 1.1 * kept[3]
+    assert once[-4:] == ["6"] * 4
+    assert twice[-4:] == ["12"] * 4
+
+
 test_a_wrong_order_is_told_what_is_wrong_with_it = judged(
     (exercises.pipeline_exercise, [*WRONG_ORDERS, (lesson.one_f_one_b, PASSES)])
 )
@@ -221,12 +361,23 @@ def test_a_pipeline_that_would_never_end_is_refused() -> None:
 
 
 def test_the_recording_is_as_the_lesson_says_right_in_two_rows() -> None:
-    rows = [
-        line.split() for line in lesson.say_gains(lesson.recorded(), lesson.with_window_3).splitlines()[2:]
-    ]
-    off = {" ".join(row[:2]): abs(float(row[-1]) / float(row[-2]) - 1) for row in rows}
-    assert [name for name, part in off.items() if part < 0.02] == ["owner, loopback", "zero1, 200mbit"]
-    assert min(off["zero1, loopback"], off["owner, 200mbit"]) > 0.1
+    recording = lesson.recorded()
+    said = lesson.say_gains(recording, lesson.with_window_3, lesson.predict_recorded(recording))
+    rows = {" ".join(row[:2]): [*map(float, row[2:])] for row in map(str.split, said.splitlines()[2:])}
+    off = {name: 1 - yours / step for name, (*_, step, yours, _) in rows.items()}
+    assert list(off) == ["zero1, loopback", "owner, loopback", "zero1, 200mbit", "owner, 200mbit"]
+    assert [round(part, 1) for part in off.values()] == [0.2, 0.0, 0.0, 0.2]
+    assert all(abs(timed / step - 1) < 0.11 for *_, step, _, timed in rows.values())
+
+
+def test_in_the_recording_cores_and_bus_were_as_busy_as_the_lesson_says() -> None:
+    recording = lesson.recorded()
+    loopback = recording.step("zero1", 1, "loopback").timeline
+    works = sum(loopback.total(doing, rank) for doing in ("product", "copy") for rank in loopback.ranks)
+    assert round(works / loopback.seconds, 1) == 2.9
+    bus = recording.step("owner", 1, "200mbit").timeline
+    sent = sum(flight.ring for flight in bus.flights)
+    assert (round(sent / 1e6), round(1000 * sent / 25e6), round(1000 * bus.seconds)) == (21, 849, 907)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

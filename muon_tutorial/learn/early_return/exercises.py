@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: makespan, prefetch, memory, missing wait, pipeline, quiz, and recorded steps."""
+"""Exercises of lesson 12: makespan, prefetch, missing wait, pipeline, recomputing, quiz, recorded steps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .loops import Loop, LoopTimes, one_by_one, prefetch, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
 from .pictures import draw_loops, draw_program
 from .pipelines import Schedule, most_kept, one_f_one_b
+from .recomputing import recomputing_exercise
 
 COUNT = 4
 QUICK, SLOW = LoopTimes.alike(COUNT, 2, 3), LoopTimes.alike(COUNT, 5, 3)
@@ -75,32 +76,6 @@ def _side_by_side(gathers: Sequence[float], works: Sequence[float], window: int)
         rank = max(rank, done[-window] + gather) + work
         done.append(rank)
     return rank
-
-
-def largest_window(sizes: Sequence[int], limit: int) -> int:
-    """The exercise's reference: the largest window that never holds more than ``limit`` bytes, or 0."""
-
-    def held(window: int) -> int:
-        return max(sum(sizes[i : i + window]) for i in range(len(sizes)))
-
-    return max((window for window in range(1, len(sizes) + 1) if held(window) <= limit), default=0)
-
-
-def memory_exercise() -> Exercise:
-    """The exercise: the largest window whose matrices fit into a given number of bytes."""
-    cases = [([4, 4, 4, 4], 8), ([4, 4, 4, 4], 99), ([1, 1, 6, 6, 1], 8), ([6, 1, 1, 1, 7], 8), ([9, 1], 8)]
-
-    def first_only(sizes: Sequence[int], limit: int) -> int:
-        return max((n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) <= limit), default=0)
-
-    slips = (
-        ("You look only at the first matrices. Which ones are held later?", first_only),
-        ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // max(sizes))),
-        ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // sizes[0])),
-        ("Exactly the limit still fits.", lambda sizes, limit: largest_window(sizes, limit - 1)),
-    )
-    say, praise = "sizes {} and limit {}", "Bytes held, not matrices, are what a window costs."
-    return written(largest_window, cases, *slips, say=say, praise=praise)
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
@@ -242,7 +217,7 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: makespan, prefetch, memory, wait, pipeline, quiz, recorded steps."""
+    """The notebook's exercises in order: makespan, prefetch, wait, pipeline, recomputing, quiz, recording."""
     ahead, find = prefetch_exercise(ranks, seed), wait_exercise(ranks)
-    last = pipeline_exercise(), quiz(ranks), recorded_exercise()
-    return makespan_exercise(), ahead, memory_exercise(), find, *last
+    last = pipeline_exercise(), recomputing_exercise(), quiz(ranks), recorded_exercise()
+    return makespan_exercise(), ahead, find, *last

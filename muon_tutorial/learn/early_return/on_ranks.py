@@ -1,22 +1,34 @@
-"""Lesson 12 on real ranks: a call that returns early, a reader's loop, and the package's step, recorded."""
+"""Lesson 12 on real ranks: a call that returns early, and a reader's loop, on a bare link or a slow one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ...evidence.predict import step_over_ones
+from ... import zeropower_via_newtonschulz
+from ...engine.collective import Collective
 from ...launching.launch import launch
-from ...plan.strategies import Plan
 from ...timing.step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
-from ...timing.timeline import StepTimeline, middle
-from ...worlds.live import LiveWorld, build_mesh
-from .loops import Loop, RealMatrices, first_wrong, guarded
+from ...timing.timeline import StepTimeline
+from ...worlds import live
+from ...worlds.live import LiveWorld, build_mesh, gather_objects
+from .loops import COLUMNS, Loop, RealMatrices, first_wrong, guarded
 
 ROWS = 64
+SIZES = (16, 32, 64, 128, 256)
+"""Rows of a rank from which ``run_on_slow_links`` chooses."""
+LONG_ENOUGH = 0.02
+"""The seconds that work on a matrix should take, so that it outweighs what a request costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +54,105 @@ def run_loop(
 
 
 def _run_loop(rank: int, loop: Loop, seed: int, window: int, count: int) -> tuple[int | None, RankNotes]:
-    ranks = dist.get_world_size()
-    world, recorder = LiveWorld(build_mesh({"dp": ranks})), StepRecorder(rank)
+    world, recorder = LiveWorld(build_mesh({"dp": dist.get_world_size()})), StepRecorder(rank)
     for _ in range(2):  # the first run only makes the connections
-        held = RealMatrices(rank, ranks, seed, rows=ROWS, noting=recorder.product)
-        record_walk(world, guarded(loop, count, held.gather, held.work, window), recorder)
+        held = _walk_loop(world, recorder, loop, window, count, seed, ROWS)
     return first_wrong(held, count), recorder.notes[-1]
 
 
-def record_steps(plan: Plan, windows: Sequence[int], steps: int, backend: str = "gloo") -> list[StepTimeline]:
-    """The median of ``steps`` steps of the package's Muon for each window, on real ranks of this machine."""
-    args = (plan, tuple(windows), steps)
-    found = launch(_record_steps, plan.grid.world_size, args=args, backend=backend, output="quiet")
+def _walk_loop(
+    world: LiveWorld, recorder: StepRecorder, loop: Loop, window: int, count: int, seed: int, rows: int
+) -> RealMatrices:
+    held = RealMatrices(world.at.rank, world.grid.world_size, seed, rows, recorder.product)
+    gathers = [held.gather(i) for i in range(count)]  # made here, because making them takes time
+    record_walk(world, guarded(loop, count, gathers.__getitem__, held.work, window), recorder)
+    return held
+
+
+@dataclass(eq=False)
+class _Carried:
+    """An exchange on a slow link. It is done when the link is done with it."""
+
+    future: Future[None]
+
+    def wait(self) -> None:
+        self.future.result()
+
+    def get_future(self) -> Future[None]:
+        return self.future
+
+
+@dataclass(eq=False)
+class SlowLink:
+    """A rank's own link, on which each exchange takes at least ``seconds``, and which carries one at a time.
+
+    It stands in for the function ``call`` with which a live world calls its backend. A thread waits for the
+    real exchange, and sleeps for the rest of the time, so the link costs no processor time.
+    """
+
+    call: Callable[..., Any]
+    seconds: float = 0.0
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+
+    def __call__(self, request: Collective, received: Tensor, group: Any, async_op: bool) -> Any:
+        carried = _Carried(self._thread.submit(self._carry, self.call(request, received, group, True)))
+        if async_op:
+            return carried
+        carried.wait()
+        return None
+
+    def _carry(self, work: Any) -> None:
+        begin = time.perf_counter()
+        work.wait()
+        time.sleep(max(0.0, begin + self.seconds - time.perf_counter()))
+
+
+def run_on_slow_links(
+    loop: Loop,
+    ranks: int,
+    seed: int,
+    windows: Sequence[int],
+    steps: int,
+    count: int = 6,
+    backend: str = "gloo",
+) -> list[StepTimeline]:
+    """The fastest of ``steps`` runs of a loop for each window, where each rank has a slow link of its own.
+
+    There, a gather takes as long as the work on a matrix takes on this machine.
+    """
+    args = (loop, seed, tuple(windows), steps, count)
+    found = launch(_run_slowed, ranks, args=args, backend=backend, output="quiet")
     by_window = (zip(*(notes[each] for notes in found), strict=True) for each in range(len(windows)))
-    return [middle([recorded_timeline(notes) for notes in taken]) for taken in by_window]
+    return [min(map(recorded_timeline, runs), key=lambda run: run.seconds) for runs in by_window]
 
 
-def _record_steps(rank: int, plan: Plan, windows: Sequence[int], steps: int) -> list[list[RankNotes]]:
+def _rows(ranks: int) -> int:
+    """How many rows of a matrix each rank should hold, so that the work on a matrix is long enough."""
+    for rows in SIZES:
+        matrix = torch.ones(rows * ranks, COLUMNS * rows // 8)
+        zeropower_via_newtonschulz(matrix)  # a warm-up
+        begin = time.perf_counter()
+        zeropower_via_newtonschulz(matrix)
+        if time.perf_counter() - begin > LONG_ENOUGH:
+            break
+    return rows
+
+
+def _run_slowed(
+    rank: int, loop: Loop, seed: int, windows: Sequence[int], steps: int, count: int
+) -> list[list[RankNotes]]:
     torch.set_num_threads(1)
-    world, recorder = LiveWorld(build_mesh({"dp": plan.grid.world_size})), StepRecorder(rank)
-    each = [step_over_ones(plan, world.at, torch.device("cpu"), window) for window in windows]
-    # in turns, so that a machine that gets slower does not slow down one window alone
-    taken = [[record_walk(world, step.step(), recorder) for step in each] for _ in range(1 + steps)]
-    return [list(notes) for notes in zip(*taken[1:], strict=True)]
+    world, recorder = LiveWorld(build_mesh({"dp": dist.get_world_size()})), StepRecorder(rank)
+    rows, link = max(gather_objects(_rows(world.grid.world_size))), SlowLink(live._call_backend)
+    with patch.object(live, "_call_backend", link):
+        for _ in range(3):  # the first run only makes the connections
+            _walk_loop(world, recorder, loop, 1, count, seed, rows)
+        works = [end - begin for notes in recorder.notes[1:] for begin, end in notes.products]
+        link.seconds = statistics.median(chain.from_iterable(gather_objects(works))) / 1e9
+        # in turns, so that a machine that gets slower does not slow down one window alone
+        for window in [*windows] * steps:
+            _walk_loop(world, recorder, loop, window, count, seed, rows)
+    return [recorder.notes[3 + each :: len(windows)] for each in range(len(windows))]
 
 
 def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:

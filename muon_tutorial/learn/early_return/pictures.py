@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..widgets.shell import Shell, choice, play, show
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
 from .pipelines import TIMES, Schedule, ends_of, most_kept
-from .steps import LINKS, LOOPBACK, MOST, PredictedStep, predict
+from .steps import LINKS, LOOPBACK, MOST, PredictedStep, predict, works_and_waits
 
 _WIDTH, _LEFT, _RIGHT = 900, 142, 14
 _COMPUTE, _LINK, _GAP = 24, 18, 10
@@ -136,10 +136,18 @@ def draw_run(timeline: StepTimeline, title: str) -> Picture:
     return draw_panels([Panel(f"{1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)], title, "run")
 
 
-def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[int], title: str) -> Picture:
-    pairs = zip(windows, timelines, strict=True)
-    panels = [Panel(f"window {n}: {1000 * each.seconds:.1f} ms", each, each.ranks) for n, each in pairs]
-    return draw_panels(panels, title, "windows")
+def draw_slow_links(
+    runs: Sequence[StepTimeline], with_window_3: Callable[[float, float, int], float], count: int = 6
+) -> Picture:
+    """A loop's runs with windows 1 and 3 on slow links, and what the function says of the second."""
+    one, three = runs
+    yours = with_window_3(*works_and_waits(one), count)
+    headings = (
+        f"window 1: {1000 * one.seconds:.0f} ms",
+        f"window 3: {1000 * three.seconds:.0f} ms; yours says {yours:.0f}",
+    )
+    panels = [Panel(said, each, each.ranks) for said, each in zip(headings, runs, strict=True)]
+    return draw_panels(panels, "Your loop on this machine, and a slow link for each rank", "slow")
 
 
 def draw_program(run: ProgramRun, title: str) -> Picture:

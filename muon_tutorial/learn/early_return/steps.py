@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,18 +86,29 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
     return found
 
 
-def say_gains(recording: Recording, with_window_3: Callable[[float, float, int], float]) -> str:
-    """A table: rank 0's times and the step's with a window of 1, the step's with 3, and its prediction."""
-    lines = [f"{'window':<22}{1:>8}{1:>9}{1:>9}{3:>9}{3:>9}"]
-    lines += [f"{'milliseconds':<22}{'works':>8}{'waits':>9}{'step':>9}{'step':>9}{'yours':>9}"]
+def say_gains(
+    recording: Recording,
+    with_window_3: Callable[[float, float, int], float],
+    expected: Mapping[tuple[str, int, str], StepTimeline],
+) -> str:
+    """A table: rank 0's times and the step's with a window of 1; with 3, the step's and both predictions of it."""
+    lines = [f"{'window':<18}{1:>7}{1:>7}{1:>8}{3:>8}{3:>8}{3:>14}"]
+    lines += [
+        f"{'milliseconds':<18}{'works':>7}{'waits':>7}{'step':>8}{'step':>8}{'yours':>8}{'timed world':>14}"
+    ]
     for one in recording.steps:
         if one.window == 1:
-            timeline = one.timeline
-            works = 1000 * (timeline.total("product", 0) + timeline.total("copy", 0))
-            waits = 1000 * timeline.total("wait", 0)
+            works, waits = works_and_waits(one.timeline)
             steps = (recording.step(one.strategy, window, one.link).seconds for window in (1, 3))
-            took = "".join(f"{1000 * statistics.median(seconds):>9.0f}" for seconds in steps)
+            took = "".join(f"{1000 * statistics.median(seconds):>8.0f}" for seconds in steps)
             yours = with_window_3(works, waits, recording.task["count"])
+            timed = 1000 * expected[one.strategy, 3, one.link].seconds
             where = f"{one.strategy}, {one.link}"
-            lines.append(f"{where:<22}{works:>8.0f}{waits:>9.0f}{took}{yours:>9.0f}")
+            lines.append(f"{where:<18}{works:>7.0f}{waits:>7.0f}{took}{yours:>8.0f}{timed:>14.0f}")
     return "\n".join(lines)
+
+
+def works_and_waits(timeline: StepTimeline) -> tuple[float, float]:
+    """Milliseconds that rank 0 works, and that it waits."""
+    works = timeline.total("product", 0) + timeline.total("copy", 0)
+    return 1000 * works, 1000 * timeline.total("wait", 0)
