@@ -558,8 +558,8 @@ print(lesson.say_gains(recording, with_window_3, expected))
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# Now your machine. Each rank gets a link of its own, so slow that a gather takes as long as the work on a matrix. How
-# much can window 3 save?
+# Now your machine. Each rank gets a link of its own, so slow that a gather takes twice as long as the work on a matrix.
+# How much can window 3 save?
 
 # %% tags=["ranks", "volatile"]
 runs = lesson.run_on_slow_links(prefetch, dp * tp, seed, (1, 3), steps, backend=backend)
@@ -568,8 +568,8 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved a quarter, on two cores that all ranks shared with other programs. With a core for each, `makespan`
-# says 7 in place of 12 times a gather, so it would save two fifths.
+# Window 3 saved about a quarter, on two cores that all ranks shared with other programs. If nothing else is shared,
+# `makespan` says 13 in place of 18 times the work on a matrix.
 #
 # </details>
 
