@@ -568,7 +568,7 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved about a quarter, on two cores that all ranks shared with other programs. If nothing else is shared,
+# Window 3 saved about a third, on two cores that all ranks shared with other programs. If nothing else is shared,
 # `makespan` says 13 in place of 18 times the work on a matrix.
 #
 # </details>

@@ -138,7 +138,11 @@ def test_a_slow_link_carries_one_exchange_at_a_time_and_sleeps_for_the_rest_of_i
         def wait(self) -> None:
             seen.append("exchanged")
 
-    link = on_ranks.SlowLink(lambda *given: seen.append(given[-1]) or Work(), seconds=9.0)
+    def call(request: Any, received: Any, group: Any, async_op: bool) -> Work:
+        seen.append(async_op)
+        return Work()
+
+    link = on_ranks.SlowLink(call, seconds=9.0)
     with patch.object(on_ranks.time, "sleep", seen.append):
         both = [link("request", "received", "group", True) for _ in range(2)]  # type: ignore[arg-type]
         for each in both:

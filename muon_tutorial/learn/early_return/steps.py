@@ -91,7 +91,7 @@ def say_gains(
     with_window_3: Callable[[float, float, int], float],
     expected: Mapping[tuple[str, int, str], StepTimeline],
 ) -> str:
-    """A table: rank 0's times and the step's with a window of 1; with 3, the step's and both predictions of it."""
+    """A table: rank 0's times and the step's with a window of 1; with 3, the step's and two predictions."""
     lines = [f"{'window':<18}{1:>7}{1:>7}{1:>8}{3:>8}{3:>8}{3:>14}"]
     lines += [
         f"{'milliseconds':<18}{'works':>7}{'waits':>7}{'step':>8}{'step':>8}{'yours':>8}{'timed world':>14}"
