@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# Momentum is as large as the weights, and so far every rank keeps all of it. How can each keep only a share, and
-# still know where every entry is, without asking?
+# In float32, Muon's momentum of Llama 3.1 70B takes 274 GB, a GPU has 80, and so far every rank keeps all of it. How
+# can each keep only a share, and still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -27,6 +27,8 @@ lesson.hero()
 # which ranks need them, and what that costs, all found with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
+#
+# *The 274 GB* are the 68.5 billion entries of its matrices, in 4 bytes each.
 #
 # - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
@@ -279,13 +281,14 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but each bucket's collectives have their latency. In one huge bucket, though, no rank could
-# begin until all of it had arrived.
+# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And where
+# every matrix has a bucket to itself, each rank keeps a part of all 24, so it orthogonalizes them all; with the
+# largest limit, its slices meet 9 at most (by default). So larger buckets save both messages and work. In one huge
+# bucket, though, no rank could begin until all of it had arrived.
 #
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would keep a part of every matrix and orthogonalize
-# them all. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`.
+# In a large model a single matrix fills a bucket, so every rank would again orthogonalize all of them. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`.
 # Then a matrix lies on one rank, or on a few:
 
 # %%
@@ -358,7 +361,7 @@ planned.check(all_ranges)
 # - A rank's part is the intersection of two ranges. Finding it needs no message.
 # - Matrices that straddle a boundary are gathered. Momentum stays on its rank; gradients, Newton–Schulz's inputs and
 #   weights travel.
-# - Fewer and larger buckets mean fewer collectives and less padding, and about the same bytes.
+# - Fewer and larger buckets mean fewer collectives, fewer matrices on a rank, less padding, and about the same bytes.
 #
 # </details>
 #

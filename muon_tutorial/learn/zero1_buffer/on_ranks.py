@@ -21,12 +21,13 @@ WAYS: dict[str, Gather] = {"everything": "all", "straddling": "boundary"}
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """One step with buckets of one size: this rank's collectives, bytes and seconds."""
+    """One step with buckets of one size: this rank's collectives, matrices, bytes and seconds."""
 
     size: int
     buckets: int
     collectives: int
     padding: int
+    worked: int
     sent: int
     seconds: float
 
@@ -57,6 +58,7 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
         len(plan.buckets),
         sum(row.collectives for row in rows),
         padding_of(plan),
+        sum(start < stop for start, stop in (meta.local_range for meta in plan.dist_meta(world.at))),
         sum(row.ring for row in rows),
         measure.median_seconds(muon.step, steps),
     )

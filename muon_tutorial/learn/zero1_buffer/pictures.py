@@ -30,15 +30,18 @@ _HIGH = 40.0
 
 
 def hero() -> Picture:
-    return draw_rulers(plan_of(4, 1, 400), "zero1_buffer-hero")
+    plan = plan_of(4, 1, 400)
+    return draw_rulers(plan, "zero1_buffer-hero", "C", f" · {len(kept_of(plan, 'C'))} ranks keep C")
 
 
-def draw_rulers(plan: Plan, name: str = "") -> Picture:
+def draw_rulers(plan: Plan, name: str = "", lit: str = "", more: str = "") -> Picture:
+    """The three rulers. ``more`` ends the headline, and the matrix ``lit`` is marked on all three."""
     figure, axes = blank(_WIDTH, 264)
-    write(axes, 12, 22, _headline(plan), 12)
-    _draw_rulers(axes, plan, 48)
+    headline = _headline(plan) + more
+    write(axes, 12, 22, headline, 12)
+    _draw_rulers(axes, plan, 48, lit)
     dp, first = plan.grid.size("dp"), length_of(plan, plan.buckets[0])
-    said = [_headline(plan) + "."]
+    said = [headline + "."]
     for bucket in plan.buckets:
         length = length_of(plan, bucket)
         metas = bucket.dist_meta(plan.grid.at(0))
@@ -60,7 +63,7 @@ def _scale(plan: Plan) -> float:
 
 
 def _draw_rulers(axes: Axes, plan: Plan, top: float, lit: str = "") -> None:
-    """The rulers, with their upper edge at ``top``. The matrix ``lit`` is framed."""
+    """The rulers, with their upper edge at ``top``. The matrix ``lit`` is marked on all three."""
     for name, down in _ROWS.items():
         write(axes, 12, top + down + _HIGH / 2, name, weight="bold")
     for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
@@ -75,8 +78,12 @@ def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, left: float, top: float
     for spot in bucket.buffer_slices(bucket.model_layout, plan.grid.at(0)):
         (begin, end), name = spot.interval, spot.entry.matrix.name
         said = f"{name} · " + " × ".join(map(str, spot.box.shape))
-        look: dict[str, Any] = {"linewidth": 2.6, "zorder": 5} if name == lit else {}
-        _bar(axes, left + begin * scale, rows["matrices"], (end - begin) * scale, CARD, said, name, **look)
+        _bar(axes, left + begin * scale, rows["matrices"], (end - begin) * scale, CARD, said, name)
+        if name == lit:
+            x, wide = left + begin * scale, (end - begin) * scale
+            rectangle(axes, x, rows["matrices"], wide, _HIGH, "none", linewidth=3, zorder=6)
+            for edge in (row + down for row in list(rows.values())[1:] for down in (0, _HIGH)):
+                axes.plot([x, x + wide], [edge, edge], color=INK, lw=3.5, solid_capstyle="butt", zorder=6)
         used = max(used, end)
     if used < length:
         _bar(axes, left + used * scale, rows["buckets"], (length - used) * scale, EMPTY)
@@ -266,29 +273,32 @@ _STAYS = {"momentum": "never travels", "update": "cut out, sends nothing"}
 
 
 def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
-    """Collectives, padding, bytes and time per step by bucket size; time is the slowest rank's."""
+    """What a step costs by bucket size; matrices are the busiest rank's, and time the slowest rank's."""
     mine = costs[0]
-    slowest = [max(of_rank[number].seconds for of_rank in costs) * 1e3 for number in range(len(mine))]
+    slowest = [max(each.seconds for each in one_size) * 1e3 for one_size in zip(*costs, strict=True)]
+    worked = [max(each.worked for each in one_size) for one_size in zip(*costs, strict=True)]
     panels: dict[str, Sequence[float]] = {
         "collectives": [cost.collectives for cost in mine],
-        "entries of padding": [cost.padding for cost in mine],
-        "kB that a rank sends": [cost.sent / 1e3 for cost in mine],
+        "padding": [cost.padding for cost in mine],
+        "kB sent": [cost.sent / 1e3 for cost in mine],
+        "matrices on a rank": worked,
         "milliseconds": slowest,
     }
     figure = card(_WIDTH, 236)
     names = [f"{cost.size // 1000}" for cost in mine]
     for number, (title, values) in enumerate(panels.items()):
-        axes = style(figure.add_subplot(1, len(panels), number + 1), title, "bucket, at most kB", "")
+        axes = style(figure.add_subplot(1, len(panels), number + 1), title, "bucket's limit, kB", "")
         axes.bar(names, values, color=QUIET, width=0.6)
         for place, value in enumerate(values):
-            axes.text(place, value, f"{value:.0f}", size=11, ha="center", va="bottom", color=INK)
+            axes.text(place, value, f"{value:.0f}", size=10, ha="center", va="bottom", color=INK)
         axes.set_yticks([])
         axes.set_ylim(0, 1.18 * max([*values, 1]))
     figure.tight_layout()
     said = [
         f"Buckets of at most {cost.size:,} bytes: {cost.buckets} buckets, {cost.collectives} collectives, "
-        f"{cost.padding} entries of padding, a rank sends {cost.sent:,} bytes, {time:.1f} ms."
-        for cost, time in zip(mine, slowest, strict=True)
+        f"{cost.padding} entries of padding, a rank sends {cost.sent:,} bytes, the busiest works on {most} "
+        f"matrices, {time:.1f} ms."
+        for cost, most, time in zip(mine, worked, slowest, strict=True)
     ]
     return finish(figure, "zero1_buffer-buckets", " ".join(said))
 
