@@ -297,12 +297,22 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 #
 # <details><summary>Hint</summary>
 #
-# Each phase that sends is one `yield from travel(…)`, on the route that the comments name. Phases 5 and 6 are `yield
-# from way_back(…)`, on the routes of 3 and 2. Only phases 3 to 5 stand in the loop over matrices.
+# Phases 1, 2, 3 and 7 are `yield from travel(…)`. Phases 5 and 6 are `yield from way_back(…)`, on the routes of 3 and
+# 2. Which of them handle one matrix, and which the whole bucket? Between them, you ask `job`, in this order:
+#
+# - `job.gradients(bucket)` for this rank's own gradients, flat
+# - `job.momentum(bucket, summed)` for what phase 2 sends
+# - `job.matrices(bucket)` for the pairs `(entry, meta)` of the matrices that this rank works on
+# - `job.newton_schulz(entry, whole)` for phase 4
+# - `job.apply(bucket, kept)` for this rank's new weights, from what phase 6 left
+# - `job.write(bucket, fresh)`, which puts all new weights into the model, so that nothing is left to return
+#
+# `job.label(3, entry)` labels a phase of one matrix. `meta.global_range` is that matrix's place in the flat buffer, and
+# `torch.zeros_like(flat)` makes a buffer in which to collect updates.
 #
 # </details>
 #
-# *Hard · 20 minutes · required · par 12 lines*
+# *Hard · 25 minutes · required · par 12 lines*
 
 # %%
 way_back = back.accepted_or(lesson.way_back)
@@ -310,16 +320,9 @@ unpack = shapes.accepted_or(lesson.unpack)
 
 # %% tags=["stub"]
 def my_step(job, bucket, at):
-    # routes: bucket.gradient in phase 1, bucket.compute in 2 and 6, entry.route in 3 and 5, bucket.parameter in 7
-    # job.gradients(bucket)            this rank's own gradients, flat
-    # job.momentum(bucket, summed)     averages what phase 1 left, and returns what phase 2 sends
-    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
-    # unpack(flat, meta)               this rank's piece of such a matrix; meta.global_range is its place in flat
-    # job.newton_schulz(entry, whole)  phase 4
-    # torch.zeros_like(flat)           a flat buffer, to collect the pieces between phases 5 and 6
-    # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
-    # job.write(bucket, fresh)         puts everybody's new weights into the model; then nothing is left to return
-    # job.label(2), job.label(3, entry)  a label; in phases 3 and 5 it names the matrix
+    # routes: bucket.gradient, bucket.compute, bucket.parameter, and entry.route of each matrix
+    # unpack(flat, meta): this rank's piece of a matrix, out of the bucket's flat buffer
+    # help(lesson.NotedPhases) shows what `job` can do; job.label(1) labels phase 1
     return ...
 
 # %%
