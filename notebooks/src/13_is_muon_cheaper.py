@@ -47,6 +47,7 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
+from torch.profiler import ProfilerActivity, profile
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.travel import travel
@@ -157,37 +158,53 @@ for name, dtype in lesson.DTYPES.items():
 # ## Time, as a profiler logs it
 #
 # The published report's 0.57 is *time*: it adds up the durations of all events whose names say all-reduce or
-# all-gather. Here is a made-up trace of that form, in microseconds (a kernel is a GPU program):
+# all-gather. Which events have such names? Profile your own step, and look at rank 0's, in microseconds:
+
+# %% tags=["volatile", "ranks"]
+def traced(rank):
+    take = lesson.step_to_profile(dp, tp, seed, adamw_step)
+    take()  # a warm-up, so that the profiler sees no start
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        take()
+    return lesson.collectives_in(seen.events())
+
+rows = launch(traced, dp * tp, backend=backend, output="quiet")[0]
+print(lesson.say_rows(rows))
+
+# %% [markdown]
+# A name with `c10d::` is the call, which only hands the work to another thread. That thread's event has the backend's
+# name. So how long was the sum of your gradients at work?
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+at_work = ...  # microseconds
+
+# %%
+lesson.reading_exercise(rows).check(at_work)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Gradients travel first. Gloo runs their reduce_scatter as an all_reduce, so the call and its work have different
+# names.
+#
+# ```python
+# at_work = next(duration for name, begin, duration in rows if not name.startswith("c10d::"))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# On a GPU a kernel (a GPU program) does the work, and both CPU and GPU may get an **annotation**, a label over a stretch
+# of time. So one collective leaves four events, as in this made-up trace:
 
 # %%
 events = lesson.made_up_trace()
 print(lesson.say_events(events))
 
 # %% [markdown]
-# The CPU launches a collective, a kernel works, and both CPU and GPU may get an **annotation**, a label over a stretch
-# of time. In how many of these events does a collective really move data?
-#
-# *Easy · 1 minute · required*
-
-# %% tags=["stub", "predict"]
-working = ...
-
-# %% tags=["answer"]
-compare({"working": working}, {"working": len(lesson.at_work(events))})
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Only the kernel works: the others are its launch and two annotations.
-#
-# ```python
-# working = 1
-# ```
-#
-# </details>
-
-# %% [markdown]
-# So one collective left four events. For how long did communication run, if each moment counts once?
+# Only the kernel moves data. For how long did communication run, if each moment counts once?
 #
 # <details><summary>Hint</summary>
 #
@@ -455,8 +472,10 @@ print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# By bytes, `layerwise`: of the strategies that keep the bits, none sends less, and only one rank works on a matrix.
-# (`boundary` won by time, and without tp.)
+# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and one rank works on a
+# matrix instead of two. `boundary` sends as little but works twice, and `gram` sends less but does not keep the bits. So
+# by bytes and work you would take `layerwise`. (By time, on slow links and without tp, `boundary` won, because an
+# owner's matrices travel one after another.)
 #
 # ## Recap
 #

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from muon_tutorial import launch
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.travel import all_reduce, travel
 from muon_tutorial.errors import UsageError
@@ -134,6 +136,36 @@ SUMS: list[tuple[Any, str]] = [
 ]
 
 
+REAL = ["c10d::_reduce_scatter_base_", "gloo:all_reduce", "c10d::_allgather_base_", "gloo:all_gather"]
+TRACED = list(zip(REAL, (0, 70, 550, 600), (40, 118, 39, 497), strict=True))
+READ: list[tuple[Any, str]] = [
+    (118, PASSES),
+    (40, "That is the call"),
+    (158, "one collective: do not add them up"),
+    (497, "the all_gather of new weights"),
+    (694, "Gradients travel before weights"),
+    ("gloo", "at_work: not gloo. Gradients travel"),
+]
+
+
+def profiled(rank: int) -> list[trace_events.TraceRow]:
+    take = on_ranks.step_to_profile(2, 1, 0, on_ranks.adamw_step)
+    take()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        take()
+    return trace_events.collectives_in(seen.events())
+
+
+def test_a_real_step_leaves_two_calls_and_what_they_handed_over() -> None:
+    for rows in launch(profiled, 2, output="quiet"):
+        names = [name for name, _, _ in rows]
+        assert sorted(names) == sorted(REAL)
+        assert names.index("gloo:all_reduce") < names.index("gloo:all_gather")
+        assert all(name in trace_events.say_rows(rows) for name in REAL)
+        [right] = [length for name, _, length in rows if name == "gloo:all_reduce"]
+        assert exercises.reading_exercise(rows).check(right)
+
+
 def test_step_for_step_adamw_is_never_behind_and_large_batches_pay_for_muon() -> None:
     needed = [exercises.more_steps(at.adamw_seconds, at.muon_seconds) for at in map(at_tokens, costs.TOKENS)]
     assert needed == sorted(needed, reverse=True)
@@ -171,6 +203,7 @@ WRONG_WAITS: list[tuple[Any, str]] = [
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(exercises.bytes_exercise, 2, 2), BYTES),
     (partial(exercises.adamw_exercise, 2, 2, 0), STEPS),
+    (partial(exercises.reading_exercise, TRACED), READ),
     (exercises.events_exercise, SUMS),
     (exercises.waits_exercise, WRONG_WAITS),
     (exercises.break_even_exercise, [(reader_break_even, PASSES)]),

@@ -1,4 +1,4 @@
-"""Exercises of lesson 13: bytes, AdamW's step, four events, headlines, waiting, a break-even, the quiz."""
+"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, a break-even, the quiz."""
 
 from __future__ import annotations
 
@@ -21,11 +21,20 @@ from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
 from ..exercises import judge as judging
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, guesses, numbers, value_of, written
 from . import costs, on_ranks, trace_events
 from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
-from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
+from .trace_events import (
+    GATHER,
+    PRODUCT,
+    TraceRow,
+    event,
+    made_up_trace,
+    one_collective,
+    right_headlines,
+    waited,
+)
 
 Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
@@ -182,6 +191,20 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
 )
 """Traces on which the reader's function is judged, and hints for an answer that fails there."""
+
+
+def reading_exercise(rows: Sequence[TraceRow]) -> Exercise:
+    """The exercise: how long the first collective of a real trace was at work."""
+    (called, *_), (right, *later) = (
+        [length for name, _, length in rows if name.startswith("c10d::") is is_call]
+        for is_call in (True, False)
+    )
+    mistakes = [(called, "That is the call, which returns before the work is done.")]
+    mistakes += [(called + right, "The call and its work are one collective: do not add them up.")]
+    mistakes += [(each, "That is the all_gather of new weights.") for each in later]
+    told = "Gradients travel before weights, and the work has the backend's name, such as gloo:."
+    praise = "Waiting for other ranks is in it, too: one rank's trace can't tell."
+    return guesses(("at_work", right, told, *mistakes), praise=praise)
 
 
 def events_exercise() -> Exercise:

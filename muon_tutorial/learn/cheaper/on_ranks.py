@@ -80,6 +80,13 @@ def walk_adamw(step: StepOfAdamW, at: Coordinate, dtype: torch.dtype, seed: int)
     return (yield from asked) if hasattr(asked, "send") else asked
 
 
+def step_to_profile(dp: int, tp: int, seed: int, step: StepOfAdamW) -> Callable[[], Any]:
+    """A function that takes one AdamW step on this rank. All ranks must call this, and then the result."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
+    return lambda: world.run(walk_adamw(step, world.at, torch.float32, seed))
+
+
 def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple[list[Any], Ledger]:
     """AdamW's step on all ranks in this process: what each rank returns, and the ledger of all ranks."""
     world, ledger = LocalWorld(Grid.of(dp=dp, tp=tp)), Ledger()

@@ -1,11 +1,12 @@
-"""Lesson 13: one collective in four events, the report's published figures, and waits in a timeline."""
+"""Lesson 13: traces, real and made up, the report's published figures, and waits in a timeline."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from ...evidence.traces.profiler_trace import Sort, TraceEvent, covered
+from ...evidence.traces.profiler_trace import COMMUNICATION, Sort, TraceEvent, covered
 from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import Flight, Timeline
 from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_summaries
@@ -17,6 +18,24 @@ report = packaged_summaries
 """The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
 Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 """Takes the flights of one collective, and returns the nanoseconds that each rank waited."""
+
+
+TraceRow = tuple[str, int, int]
+"""A profiled event: its name, when it began, and how long it took, in microseconds."""
+
+
+def collectives_in(events: Iterable[Any]) -> list[TraceRow]:
+    """The rows of a profiler's ``events()`` whose names say communication; the first begins at 0."""
+    times = [(each.name, each.time_range) for each in events if COMMUNICATION.search(each.name)]
+    first = min((time.start for _, time in times), default=0)
+    rows = [(name, round(time.start - first), round(time.elapsed_us())) for name, time in times]
+    return sorted(rows, key=lambda row: row[1])
+
+
+def say_rows(rows: Iterable[TraceRow]) -> str:
+    """Rows of a real trace as a table, in microseconds."""
+    shown = [f"{begin:9,} {duration:9,}   {name}" for name, begin, duration in rows]
+    return "\n".join([f"{'begin':>9} {'duration':>9}   name", *shown])
 
 
 def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
