@@ -13,6 +13,8 @@ from muon_tutorial.errors import UsageError
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 BAD_INPUT, INTERRUPTED = 2, 130
+STILL = "a still picture for each widget; nothing is run"
+"""The help text of the option ``--still``."""
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """The content security policy of every page: only its own styles, and pictures embedded as data."""
 
@@ -78,22 +80,21 @@ def run_writer(
     arguments: Sequence[str] | None,
     target: Path,
     names: str = "",
-    still: bool = False,
+    **flags: str,
 ) -> int:
     """The command line of a script that writes into a folder; returns the exit code.
 
     ``write`` gets the folder of ``--out``, which is ``target`` by default. If ``names`` (a help text) is
-    given, the command also takes lessons' names, and passes them to ``write``. ``still`` adds the option
-    ``--still``.
+    given, the command also takes lessons' names, and passes them to ``write``. ``flags`` are options without
+    a value, and their help texts.
     """
     parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
     default = target.relative_to(ROOT)
     parser.add_argument("--out", type=Path, default=target, help=f"the folder to write to ({default})")
     if names:
         parser.add_argument("names", nargs="*", help=f"{names}; default: all")
-    if still:
-        said = "a still picture for each widget; nothing is run"
-        parser.add_argument("--still", action="store_true", help=said)
+    for flag, said in flags.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=said)
     given = vars(parser.parse_intermixed_args(arguments))
     return answered(program, lambda: write(given.pop("out"), **given))
 

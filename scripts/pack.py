@@ -1,11 +1,15 @@
 """Makes self-contained copies of notebooks: each contains the package, and needs no other file or network.
 
-    python scripts/pack.py [00 …] [--out FOLDER]
+    python scripts/pack.py [00 …] [--out FOLDER] [--for-students]
 
 A copy is the committed notebook with its outputs, except for two cells. The first cell says that it is a
 copy. The set-up cell holds wheels of the package and of dependencies that a notebook host may lack. Running
 that cell unpacks the wheels for its kernel only, and installs nothing. torch, numpy, matplotlib and
 ipywidgets come from the host.
+
+With --for-students, solutions are left out. The exercises' references stay inside the package, because the
+checkers and the cells after an unanswered stub need them. Those of the builds are encoded, so that nobody
+reads them by chance.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import hashlib
 import inspect
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
 import zipfile
+import zlib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -39,6 +45,9 @@ CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch
 EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes depend only on the sources
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
 MARK = "packed"  # under this key, the set-up cell's metadata hold a hash of the copy's cells
+FOLD = re.compile(r"<details><summary>(?:S|A s)olution\b.*?</details>\n*", re.DOTALL)
+"""A folded solution, of an exercise or of a build."""
+REFERENCES = "muon_tutorial/learn/builds/reference/"
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
@@ -128,6 +137,32 @@ def installed(name: str) -> bytes:
     return archive.getvalue()
 
 
+def with_encoded_references(archive: bytes) -> bytes:
+    """The package's wheel with the builds' references encoded: importable, but not readable.
+
+    The references must stay, as they stand in for builds that a student has not written.
+    """
+    whole, encoded = zipfile.ZipFile(io.BytesIO(archive)), io.BytesIO()
+    with zipfile.ZipFile(encoded, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as zipped:
+        for file in whole.infolist():
+            text = whole.read(file)
+            if file.filename.startswith(REFERENCES) and not file.filename.endswith("__init__.py"):
+                said = base64.b64encode(zlib.compress(text)).decode()
+                text = f"import base64, zlib\nexec(zlib.decompress(base64.b64decode({said!r})))\n".encode()
+            zipped.writestr(file, text)
+    return encoded.getvalue()
+
+
+def without_solutions(notebook: NotebookNode) -> NotebookNode:
+    """The same notebook without cells tagged ``solution`` and without folds that hold a build's solution."""
+    copy = nbformat.from_dict(notebook)
+    copy.cells = [cell for cell in copy.cells if "solution" not in cell.metadata.get("tags", ())]
+    for cell in copy.cells:
+        if cell.cell_type == "markdown":
+            cell.source = FOLD.sub("", cell.source).rstrip()
+    return copy
+
+
 def setup_cell(*wheels: bytes) -> str:
     """The source of a set-up cell that carries these wheels, the package's own first."""
     texts = [textwrap.fill(base64.b64encode(each).decode(), 96) for each in wheels]
@@ -166,8 +201,8 @@ def is_untouched(path: Path) -> bool:
         return False
 
 
-def write(folder: Path, names: Sequence[str] = ()) -> None:
-    """Write the copies of the lessons with these numbers, or of all.
+def write(folder: Path, names: Sequence[str] = (), for_students: bool = False) -> None:
+    """Write the copies of the lessons with these numbers, or of all; ``for_students`` without solutions.
 
     Raises:
         UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
@@ -180,13 +215,17 @@ def write(folder: Path, names: Sequence[str] = ()) -> None:
             raise UsageError(f"{path} may hold edits, so it is not overwritten. Move it, or use --out")
     originals = [read_notebook(FOLDER / lesson.file) for lesson in lessons]
     made(folder)
-    source = setup_cell(wheel(), *map(installed, CARRIED))
+    own = wheel()
+    if for_students:
+        own, originals = with_encoded_references(own), [*map(without_solutions, originals)]
+    source = setup_cell(own, *map(installed, CARRIED))
     pairs = [(each.file, packed(old, each, source)) for old, each in zip(originals, lessons, strict=True)]
     write_all(folder, {name: nbformat.writes(copy) + "\n" for name, copy in pairs})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_writer("pack", __doc__, write, arguments, TARGET, names="numbers of lessons: 00, 01 …")
+    numbers = "numbers of lessons: 00, 01 …"
+    return run_writer("pack", __doc__, write, arguments, TARGET, numbers, for_students="without solutions")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.reveal import NOT_PREDICTED
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import picture, reference
-from scripts.files import FOLDER, POLICY, ROOT, made, run_writer, write_all
+from scripts.files import FOLDER, POLICY, ROOT, STILL, made, run_writer, write_all
 from scripts.notebook_guards import tags_of
 from scripts.pack import read_notebook
 from scripts.shells import displayed, widget_cells
@@ -476,7 +476,7 @@ def beside(processes: int | None = None) -> ProcessPoolExecutor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_writer("pages", __doc__, write, arguments, TARGET, names=NAMES, still=True)
+    return run_writer("pages", __doc__, write, arguments, TARGET, names=NAMES, still=STILL)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts import essay, pack, pages
-from scripts.files import ROOT, run_writer
+from scripts.files import ROOT, STILL, run_writer
 
 TARGET = ROOT / "dist" / "site"
 COPIES = "notebooks"
@@ -33,7 +33,7 @@ def write(target: Path, still: bool = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_writer("website", __doc__, write, arguments, TARGET, still=True)
+    return run_writer("website", __doc__, write, arguments, TARGET, still=STILL)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import ast
 import errno
 import io
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -214,6 +215,43 @@ def test_a_copy_runs_where_only_what_a_host_has_is_installed(source: str, tmp_pa
     )
     copy = pack.packed(committed(FIRST), FIRST, source)
     assert bare.run_in(python, copy, tmp_path / "run") == []
+
+
+def test_a_students_copy_has_no_solution_and_its_builds_are_still_completed(
+    wheel: bytes, tmp_path: Path
+) -> None:
+    builds = stubs = 0
+    for original in map(committed, series.LESSONS):
+        copy = pack.without_solutions(original)
+        kept = [cell for cell in original.cells if "solution" not in cell.metadata.get("tags", ())]
+        for mine, theirs in zip(copy.cells, kept, strict=True):
+            changed = "<summary>A solution of th" in theirs.source
+            assert changed or mine == theirs
+            assert re.search(r"<summary>[^<]*solution|builds/reference", mine.source, re.IGNORECASE) is None
+            assert mine.source.count("<details>") == mine.source.count("</details>")
+            builds += changed
+            stubs += "stub" in mine.metadata.get("tags", ())
+    assert builds == 4
+    assert stubs > 100
+    encoded = pack.with_encoded_references(wheel)
+    files = zipfile.ZipFile(io.BytesIO(encoded))
+    assert files.namelist() == names_in(wheel)
+    hidden = [name for name in files.namelist() if name.startswith(pack.REFERENCES) and "__" not in name]
+    assert len(hidden) == 3
+    assert all(b"def " not in files.read(name) for name in hidden)
+    (tmp_path / "pipeline.py").write_text("step = 'mine'\n")
+    names = "print(builds.ring.all_reduce.__name__, builds.pipeline.step, 'own' in builds.__file__)"
+    cell = pack.setup_cell(encoded, *map(pack.installed, pack.CARRIED))
+    asked = f"{cell}\nfrom muon_tutorial.learn import builds\n{names}"
+    python = bare.linked_venv(tmp_path / "venv")
+    assert python_says(python, asked, tmp_path) == "all_reduce mine True\n"
+
+
+def test_students_copies_are_written_on_request(tmp_path: Path) -> None:
+    assert pack.main(["03", "--for-students", "--out", str(tmp_path)]) == 0
+    [path] = tmp_path.iterdir()
+    assert pack.is_untouched(path)
+    assert "Solution</summary>" not in path.read_text(encoding="utf-8")
 
 
 SECOND = series.LESSONS[1]
