@@ -25,7 +25,7 @@ from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_he
 from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
 from muon_tutorial.plan.bucket import matrix_boxes
 from muon_tutorial.timing import step_cost
-from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.timeline import StepTimeline
 from scripts.picture import letters

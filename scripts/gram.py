@@ -33,7 +33,7 @@ from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from muon_tutorial.plan.strategies import STRATEGIES, Plan, gram
 from muon_tutorial.step.parameter_state import ParameterState
 from muon_tutorial.step.step import PlanStep
-from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.step_cost import estimate
 from scripts import result_files as results
 from scripts.files import made

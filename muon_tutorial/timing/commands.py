@@ -18,7 +18,7 @@ from rich.console import Console
 from ..errors import UsageError
 from ..plan.strategies import ROUND_BYTES
 from .calibrate import calibrate
-from .machine import Machine, read_machine
+from .machine import find_machine, machine_names
 from .models import find_model, public_names
 from .recommend import (
     PREDICTED,
@@ -33,7 +33,6 @@ from .recommend import (
     tables_of,
 )
 
-MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6
 MOST_TOKENS = 10**15
 
@@ -56,25 +55,6 @@ LEGEND = (
     f"{PREDICTED}"
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-def machine_names() -> list[str]:
-    """The names of the machines whose files come with the package."""
-    return sorted(path.stem for path in MACHINES.glob("*.json"))
-
-
-def find_machine(name: str) -> Machine:
-    """The machine in the package's file of this name, or in the file at this path.
-
-    Raises:
-        UsageError: there is no such machine, or its file is wrong.
-    """
-    if name in machine_names():
-        return read_machine(MACHINES / f"{name}.json")
-    if not Path(name).exists():
-        known = ", ".join(machine_names())
-        raise UsageError(f"no machine is called {name!r}; known are {known}, or a file that calibrate wrote")
-    return read_machine(name)
 
 
 def add_plan(commands: argparse._SubParsersAction) -> None:

@@ -26,6 +26,7 @@ from ..errors import UsageError
 
 Rates = tuple[tuple[float, float], ...]
 """Pairs (size, rate), in ascending order of size."""
+MACHINES = Path(__file__).with_name("machines")
 
 
 SHAPED_BURST = 131_072.0
@@ -260,3 +261,22 @@ def _at(rates: Rates, size: float) -> float:
     (low, slow), (high, fast) = rates[place - 1], rates[place]
     along = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
     return math.exp(math.log(slow) + along * (math.log(fast) - math.log(slow)))
+
+
+def machine_names() -> list[str]:
+    """The names of the machines whose files come with the package."""
+    return sorted(path.stem for path in MACHINES.glob("*.json"))
+
+
+def find_machine(name: str) -> Machine:
+    """The machine in the package's file of this name, or in the file at this path.
+
+    Raises:
+        UsageError: there is no such machine, or its file is wrong.
+    """
+    if name in machine_names():
+        return read_machine(MACHINES / f"{name}.json")
+    if not Path(name).exists():
+        known = ", ".join(machine_names())
+        raise UsageError(f"no machine is called {name!r}; known are {known}, or a file that calibrate wrote")
+    return read_machine(name)

@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
-from rich.text import Text
 
 from ..errors import GridError, UsageError
 from ..newton_schulz import DEFAULT_STEPS
@@ -36,6 +34,9 @@ from .step_cost import (
     estimate_plan,
     together,
 )
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
@@ -430,6 +431,9 @@ def busiest_stage(shape: ModelShape, pp: int) -> int:
 
 def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
     """Two tables for a terminal, one of seconds and one of bytes. The fastest strategy comes first."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = ", ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1) or "one rank"
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     size = f"{say_billions(plan.shape.hidden)} elements in matrices"

@@ -32,8 +32,7 @@ from muon_tutorial.timing.calibrate import (
     sample_gloo,
     say_busy,
 )
-from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.timing.machine import Link, Machine, find_machine
 from muon_tutorial.timing.step_cost import STRATEGIES, estimate
 
 SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))

@@ -17,7 +17,7 @@ from muon_tutorial.plan.matrix import split_parts
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
-from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.rank_walks import RankWalks, Trace
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on

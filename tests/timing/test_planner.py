@@ -19,8 +19,7 @@ from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.exchange import Exchange, Parcels
 from muon_tutorial.timing import step_cost
-from muon_tutorial.timing.commands import find_machine, machine_names
-from muon_tutorial.timing.machine import Link
+from muon_tutorial.timing.machine import Link, find_machine, machine_names
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.recommend import (
     Dtypes,

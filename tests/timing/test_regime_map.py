@@ -11,8 +11,7 @@ import pytest
 
 from muon_tutorial.cli import main
 from muon_tutorial.timing import regime_map
-from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Machine
+from muon_tutorial.timing.machine import Machine, find_machine
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.recommend import ModelPlan, plan_model, read_sizes
 from muon_tutorial.timing.regime_map import FACTORS, FILLS, RegimeMap, draw_map, survey

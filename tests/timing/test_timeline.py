@@ -17,8 +17,7 @@ from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.errors import TraceError, UsageError
 from muon_tutorial.evidence.traces.profiler_trace import parse_trace
 from muon_tutorial.evidence.traces.time_split import split
-from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import SHAPED_BURST, Link, machine_from
+from muon_tutorial.timing.machine import SHAPED_BURST, Link, find_machine, machine_from
 from muon_tutorial.timing.step_recorder import (
     NotedRequest,
     RankNotes,

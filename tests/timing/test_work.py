@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial.timing.commands import find_machine
+from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.work import Work
 
 H100 = find_machine("h100-infiniband")

@@ -19,7 +19,7 @@ from ... import Grid, Matrix, Plan, zero1
 from ...plan.exchange import LocalShards
 from ...plan.strategies import STRATEGIES as ALL
 from ...plan.strategies import Builder, layerwise
-from ...timing.commands import find_machine
+from ...timing.machine import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.step_cost import StepEstimate, estimate, estimate_adamw

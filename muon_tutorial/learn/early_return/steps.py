@@ -12,8 +12,7 @@ import torch
 from ... import Grid, Matrix, Plan, zero1
 from ...evidence.memory import PeakMemory
 from ...evidence.predict import step_over_ones
-from ...timing.commands import find_machine
-from ...timing.machine import Link, Machine, machine_from
+from ...timing.machine import Link, Machine, find_machine, machine_from
 from ...timing.timeline import Recording, StepTimeline, read_recording
 from ...timing.timeline_cases import TimelineTask, predict_case, predict_step
 from ...worlds.shadow import walk_alone

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from ...timing.commands import find_machine
+from ...timing.machine import find_machine
 from ...timing.recommend import say_seconds
 from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish

@@ -15,7 +15,7 @@ import torch
 
 from ... import Grid, Matrix
 from ...plan.strategies import layerwise, replicated, work_by_position
-from ...timing.commands import find_machine
+from ...timing.machine import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.recommend import say_bytes, say_seconds

@@ -10,8 +10,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Link, Machine, Rates
+from muon_tutorial.timing.machine import Link, Machine, Rates, find_machine
 
 REACHED = 0.8
 """A link inside a node reaches this fraction of its bandwidth. Machine files assume the same for NVLink."""

@@ -12,8 +12,7 @@ from muon_tutorial import Coordinate, Grid, Matrix, Shard, zeropower_via_newtons
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.evidence import formulas
 from muon_tutorial.plan.strategies import Builder, layerwise, owner, replicated
-from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.timing.machine import Link, Machine, find_machine
 from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.recommend import ModelPlan, plan_model, read_sizes
