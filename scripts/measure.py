@@ -77,7 +77,7 @@ def all_tables(rounds: int, command: str) -> list[Table]:
     matrices = hidden_matrices(WORK.shape.width, WORK.shape.layers, cut=True)
     for grid in (Grid.of(dp=4), Grid.of(dp=2, tp=2)):
         for size in (2_000_000, 25_000_000):
-            results.say(f"memory on {grid}, rounds of {size:,} bytes")
+            results.say(f"memory on {grid}, round_bytes of {size:,}")
             tables.append(measured.memory_table(command, matrices, grid, size))
     return tables
 

@@ -4,7 +4,7 @@ The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it
 tensor is saved at its full size, cut into the boxes that ranks held. A load may cut the tensor differently,
 and PyTorch's tools can read the folder, too. The tensors are:
 
-- ``model.NAME``: each parameter and persistent buffer, once. NAME is the model's own name, without the
+- ``model.NAME``: each parameter and persistent buffer, once. NAME is its name in the model, without the
   prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
 - ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
   parameter; zeros before its first step.

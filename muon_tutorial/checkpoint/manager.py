@@ -144,7 +144,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files; only ``load`` also notices flipped bits.
+        This notices missing and truncated files. ``load`` and ``whole_step`` also notice flipped bits.
         """
         return next(filter(self._is_complete, self._newest_first()), None)
 
@@ -251,7 +251,7 @@ class PendingSave:
         """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. Raised by the first ``wait()`` on each rank.
+            CheckpointError: nothing was saved. All ranks raise this, in the first call that waits.
         """
         if self._saved:
             wait(self._saved)

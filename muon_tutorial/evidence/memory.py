@@ -29,7 +29,8 @@ class Held:
     Parameters, gradients and momentum stay between steps. The other three kinds exist only while a bucket is
     processed; their values are for the largest bucket. ``flat_gradient``: the packed gradient before it is
     averaged (0 if gradients are not packed). ``gathered``: the buffer that receives the momentum. ``whole``:
-    the largest whole matrix that this rank works on, or the sum of the bucket's Gram matrices.
+    the largest matrix that this rank receives over tp, or the sum of the bucket's Gram matrices if that is
+    more; 0 if nothing goes over tp.
     """
 
     parameters: int

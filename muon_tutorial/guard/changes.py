@@ -233,7 +233,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
-    """Copy a saved tensor to its parameter's device, in the wider of both dtypes."""
+    """Copy a saved tensor to its parameter's device, in a dtype that holds the values of both dtypes."""
     saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
     if not isinstance(param, Tensor):  # torch's load_state_dict() also leaves state without a parameter
         return saved

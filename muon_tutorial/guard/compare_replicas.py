@@ -306,7 +306,7 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
-    Parameters that may be each rank's own, such as experts, are not refused but returned.
+    Parameters that may be each rank's own, such as experts, are not refused. Those that differ are returned.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.

@@ -66,12 +66,12 @@ class Guard:
     """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
-    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were averaged
-    together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first rank's values
-    when the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the
-    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check;
-    ``described`` are the texts that were made from them, for comparison. ``compares_gradients`` is whether
-    the next step must compare gradients again; see ``compare_gradients``.
+    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
+    averaged together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first rank's
+    values when the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients``
+    counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the
+    last check; ``described`` are the texts that were made from them, for comparison. ``compares_gradients``
+    is whether the next step must compare gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -376,8 +376,8 @@ class Guard:
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
             return UsageError(
-                "ready_gradients() and step() were called on different optimizers, or parameters were added: "
-                "call the ready_gradients() of the optimizer whose step() you call"
+                "ready_gradients() averaged the gradients of other parameters than those that step now: call "
+                "the ready_gradients() of the optimizer whose step() you call, or add parameters after step()"
             )
         if self.readied.have_changed():
             return GradientError(
@@ -503,7 +503,7 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
     if trained and not any(param.grad is not None for param in trained):
         flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
         if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
-            raise UsageError(f"the gradients are in a flat parameter, not in this Muon's own: {FLATTENED}")
+            raise UsageError(f"a flat parameter has the gradients, and this Muon's have none: {FLATTENED}")
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

@@ -37,7 +37,7 @@ torch.serialization.add_safe_globals([MomentumSlice])
 
 
 def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook of ``state_dict()`` that marks slices of momentum (entries with the key ``kept``)."""
+    """A hook of ``state_dict()`` that makes the momentum in entries with ``kept`` a ``MomentumSlice``."""
     state = {index: _marked(entry) for index, entry in state_dict["state"].items()}
     return {**state_dict, "state": state}
 

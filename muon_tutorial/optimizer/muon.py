@@ -210,7 +210,7 @@ class Muon(torch.optim.Optimizer):
         unless ``GradScaler`` makes it skip. A single process checks gradients only when it clips.
 
         Raises:
-            UsageError: these gradients are averaged already, or this is the Muon of a ``MuonWithAdamW``; call
+            UsageError: this was already called for the step, or this is the Muon of a ``MuonWithAdamW``; call
                 the pair's own ``ready_gradients``, which averages AdamW's gradients, too.
         """
         with torch.no_grad():

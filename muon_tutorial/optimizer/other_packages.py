@@ -9,7 +9,7 @@ The formats were read from each package's published code:
 - ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. AdamW's
   second moment is ``variance``, AdamW's step ``step_dev`` (the group's ``step`` before August 2026).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
-- ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Its stages 1 to 3 flatten
+- ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
   parameters, so their state cannot be read.
 """
 

@@ -141,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Name the mistake that explains a wrong update; empty if no mistake does and it is nearly correct."""
+    """Name the mistake that explains an update; empty if no mistake does and the update is nearly correct."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -295,7 +295,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """Sum the updates of the micro-batches, each with the momentum of the last unless ``rate`` is 0."""
+    """Sum the micro-batches' updates, each from the momentum of the one before unless ``rate`` is 0."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

@@ -442,7 +442,7 @@ class RankWalks:
                 self._known[key] = self._walk(plan, bucket, there, slices), places
             trace, traced = self._known[key]
             traces.append(trace)
-        kinds = kinds.T.astype(np.min_scalar_type(len(traces)))  # small, because plans have many buckets
+        kinds = kinds.T.astype(np.min_scalar_type(len(traces)), "C")  # small, because plans have many buckets
         return WalkedBucket(tuple(traces), kinds, traced, places)
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
@@ -476,8 +476,8 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        A label is the sum of a position's random numbers. For each matrix, it gets up to three: one if it
-        works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
+        A label is the sum of a position's random numbers. For each matrix, a position gets up to three: one
+        if it works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
         worker, and one for the shape of its part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)

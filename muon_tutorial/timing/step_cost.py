@@ -53,7 +53,7 @@ OWN = Speed(free=GRADIENTS)
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 RootOf = Callable[[int], int]
-"""Gives a bucket's root in place of a root in a trace, or ``int``, if a trace is used where it was made."""
+"""Maps a root in a trace to the bucket's root; ``int``, which changes nothing, for a bucket's own trace."""
 
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
@@ -104,9 +104,9 @@ class StepEstimate:
 
     Muon's own seconds have four parts. ``product``: the matrix products of Newton–Schulz. ``copy``: all other
     computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
-    ``reduction``: how long averaging gradients takes, which AdamW needs, too, if backward hides none of it:
-    the step's own reduce_scatter or, if a strategy expects averaged gradients, DDP's all_reduce or FSDP2's
-    reduce_scatter and all_reduce between replicas.
+    ``reduction``: the seconds that averaging gradients adds if backward hides none of it: the step's own
+    reduce_scatter or, if a strategy expects averaged gradients, DDP's all_reduce or FSDP2's reduce_scatter
+    and all_reduce between replicas. AdamW needs the averages, too.
 
     ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
     share among the positions of the plan's group. ``shares``: the rank's work, relative to an even share
@@ -247,7 +247,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 def _sent(walked: Iterable[tuple[Trace, int, RootOf]], at: Coordinate) -> dict[str, Any]:
     """A rank's bytes by phase, its bytes that leave the node, and how often it makes each request.
 
-    Each trace comes with two things: how often it is walked, and what gives its bucket's roots for its own.
+    Each trace comes with two things: how often it is walked, and the function for its roots.
     """
     flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()

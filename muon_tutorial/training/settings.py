@@ -51,7 +51,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse each setting or command-line option that is out of range. A count may be None."""
+    """Refuse settings and options that are out of range; ``lr`` and ``timeout`` must be given."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
         count = getattr(options, name, None)
         if count is not None and count < 1:

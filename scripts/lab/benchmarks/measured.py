@@ -282,7 +282,7 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
         "The peak is what a step adds to parameters, gradients and momentum, one round at a time. It is "
         "predicted by walking the step over the meta device; a backend may keep a buffer a moment longer.",
     )
-    title = f"Memory of the strategies: {grid}, rounds of {round_bytes / 1e6:g} MB"
+    title = f"Memory of the strategies: {grid}, round_bytes of {round_bytes / 1e6:g} MB"
     return Table(title, tuple(rows), command, notes)
 
 
