@@ -240,7 +240,7 @@ def test_a_students_own_lines_give_no_points_and_a_broken_ring_costs_none_of_zer
 
 def test_what_cannot_be_graded_is_said(tmp_path: Path) -> None:
     (tmp_path / "my_muon.py").write_text("def newton_schulz(X): return X\n", encoding="utf-8")
-    assert "no function in it" in try_my_muon(tmp_path)[1]
+    assert "no checker of the course has written a function" in try_my_muon(tmp_path)[1]
     for folders in ([], [str(tmp_path / "nosuch")]):
         with pytest.raises(SystemExit, match="no such folder"):
             main(folders)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from muon_tutorial.learn import (
     cuts,
@@ -24,7 +26,7 @@ from muon_tutorial.learn.broken_runs import exercises as broken_runs
 from muon_tutorial.learn.cheaper import exercises as cheaper
 from muon_tutorial.learn.collectives import exercises as collectives
 from muon_tutorial.learn.early_return import exercises as early_return
-from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers
+from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, guesses, numbers, written
 from muon_tutorial.learn.many_ranks import exercises as many_ranks
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import compare, is_same
@@ -103,6 +105,25 @@ def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(ma
             reply = next(reply for each, reply in known if each == wrong)
             said = [*rights[:place], wrong, *rights[place + 1 :]]
             assert_wrong(exercise, *said, f"{name}: not {wrong}. {reply}")
+
+
+@pytest.mark.parametrize(
+    ("mine", "right", "passed"),
+    [
+        ([3, 1], {1, 3}, True),
+        ({1, 3}, {1, 3}, True),
+        ([1, 1, 3], {1, 3}, False),
+        ([[1], [3]], {1, 3}, False),
+        (torch.tensor([3, 1]), {1, 3}, True),
+        (torch.tensor([1.0, 2.0]), [1, 2], True),
+        (np.array([1.0, 2.5]), (1, 2), False),
+        (torch.tensor(2.0), 2, True),
+        (2, {2}, False),
+    ],
+)
+def test_values_are_compared_however_they_are_held(mine: object, right: object, passed: bool) -> None:
+    assert guesses(("it", right, "Look.")).check(mine).passed is passed
+    assert written(lambda: right, [()], say="it").check(lambda: mine).passed is passed
 
 
 def no_negative(value: int) -> str | None:

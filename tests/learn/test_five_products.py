@@ -101,6 +101,7 @@ def the_solution(steps: int) -> tuple[float, float]:
 def test_the_bounds_and_the_quiz_know_right_from_wrong(steps: int) -> None:
     low, high = the_solution(steps)
     assert five_products.bound_values(steps).check(low, high)
+    assert five_products.bound_values(steps).check(torch.tensor(low), torch.tensor(high))
     assert five_products.bound_values(steps).check(round(low, 2), round(high, 2))
     wrong: list[tuple[Any, Any, str]] = [
         (low + 0.05, high, "A value that begins at"),

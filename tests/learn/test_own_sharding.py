@@ -29,6 +29,8 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
     rows = right.rows_of(lesson.bad_rows(ranks), ranks)
     got = [None] * (ranks - 1) + ["tensor"]
     assert lesson.guess(ranks).check(rows, got)
+    quoted = lesson.guess(ranks).check(rows, [str(each) for each in got])
+    assert ranks == 1 or quoted.message.endswith("None is written without quotes.")
 
 
 def test_the_references_functions_pass() -> None:

@@ -312,8 +312,11 @@ def _alike(mine: Any, right: Any, within: float = 1e-6) -> bool:
     if isinstance(right, Mapping):
         same_keys = isinstance(mine, Mapping) and mine.keys() == right.keys()
         return same_keys and all(_alike(mine[key], each, within) for key, each in right.items())
+    if isinstance(right, set | list | tuple) and hasattr(mine, "tolist"):
+        mine = mine.tolist()
     if isinstance(right, set):
-        return isinstance(mine, set | frozenset | list | tuple | range) and set(mine) == right
+        is_several = isinstance(mine, set | frozenset | list | tuple | range) and len(mine) == len(right)
+        return is_several and all(each in mine for each in right)
     if isinstance(right, list | tuple):
         is_list = isinstance(mine, list | tuple) and len(mine) == len(right)
         return is_list and all(_alike(*pair, within) for pair in zip(mine, right, strict=True))

@@ -185,9 +185,10 @@ def bound_values(steps: int) -> Exercise:
     ends = polynomial(starts, steps)
 
     def judge(*answers: Any) -> str | None:
-        if not all(isinstance(answer, int | float) for answer in answers):
+        try:
+            low, high = map(float, answers)
+        except (TypeError, ValueError):
             return "Give two numbers."
-        low, high = answers
         if low > lowest + 0.006:
             return f"A value that begins at {starts[ends.argmin()]:.3f} ends at {lowest:.3f}, below {low:g}."
         if high < highest - 0.006:

@@ -24,18 +24,15 @@ ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 
 def guess(ranks: int) -> Exercise:
     """The prediction: each rank's rows, and what ``gather_fn`` returns there. The last rank is the owner."""
-    rows = rows_of(bad_rows(ranks), ranks)
+    rows, got = rows_of(bad_rows(ranks), ranks), [None] * (ranks - 1) + ["tensor"]
     fair = "Fair, but torch does not deal rows out one by one: it makes runs of equal length."
-    chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows."
+    chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows: "
+    chunks += f"{bad_rows(ranks)} / {ranks}, rounded up to {rows[0]}."
     owner = "How many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
-    return guesses(
-        ("rows", rows, chunks, ([3, *[2] * (ranks - 1)], fair)),
-        ("got", [None] * (ranks - 1) + ["tensor"], owner),
-        hints=(
-            f"torch rounds {bad_rows(ranks)} / {ranks} up to {rows[0]}; the last ranks take what is left.",
-        ),
-        praise="A rank that holds nothing can own the matrix, and must call in either case.",
-    )
+    quoted = [str(each) for each in got], "None is written without quotes."
+    praise = "A rank that holds nothing can own the matrix, and must call in either case."
+    of_rows = "rows", rows, chunks, ([3, *[2] * (ranks - 1)], fair)
+    return guesses(of_rows, ("got", got, owner, quoted), praise=praise)
 
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
