@@ -6,7 +6,7 @@
 # together, and end with exactly the bits of a single process?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -31,8 +31,7 @@ lesson.hero()
 # - *Previous:* none, this is the first.
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. Colab
-#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes.
 #
 # *Other grids:* set `dp = 3` in the parameters below and run all cells again. Any dp and tp will do if your machine
 # can start dp × tp processes.
@@ -241,8 +240,8 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# Each rank had the whole matrix for a moment, `X[I, J]`. Colours say which rank keeps a piece, and equal letters mean
-# equal bytes.
+# During the step each rank had the whole matrix for a moment: `X[I, J]`, with X for what Muon orthogonalizes. Colours
+# say which rank keeps a piece, and equal letters mean equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

@@ -5,7 +5,7 @@
 # help a model to learn?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -31,8 +31,7 @@ lesson.hero()
 # - *Previous:* [00 · What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
 # - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
-# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. Colab
-#   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
+# - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes.
 #
 # Of the parameters below, this lesson uses `steps` (of training, before we look), `seed` and `widgets`.
 #
@@ -109,9 +108,9 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. In the top picture, an update turns the circle of all inputs of
-# length 1 into an ellipse. The arrows are its axes, as long as the update's **singular values**. Here is a real layer's
-# gradient:
+# A step moves a layer's output by `lr * update @ x`. In the picture at the head of this page, an update turns the
+# circle of all inputs of length 1 into an ellipse. The arrows are its axes, as long as the update's **singular
+# values**. Here is a real layer's gradient:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -246,8 +245,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`: each direction adds at most the singular value of `G`, and reaches it
-# only where the update's own singular value is 1. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. Each direction of `G` can add at most the singular value of `G` there, and
+# adds all of it only if the update's singular value there is 1. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -266,7 +265,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry.)
+# (**RMS**, root mean square, is the usual size of an entry. The last line of the table is no longer the update: it is
+# what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -365,7 +365,7 @@ lesson.picture_of_rows(lesson.erase_a_byte(run))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# It even helps! So "not the embedding" is only a rule of thumb.
+# It even helps, with the embedding or with the head, one at a time! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #

@@ -5,7 +5,7 @@
 # them nearly there?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -355,8 +355,8 @@ print(lesson.say_published())
 
 # %% [markdown]
 # An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 training
-# steps, about thirty of a gradient's 64 values are below 0.01 (here, after 300 training steps, three). Polar Express
-# and CANS lift most, because their `a` changes from step to step, and begins larger.
+# steps, about thirty of a gradient's 64 values are below 0.01 (in this gradient, after 300 training steps, three).
+# Polar Express and CANS lift most, because their `a` changes from step to step, and begins larger.
 #
 # ## Recap
 #

@@ -5,7 +5,7 @@
 # long does your machine take?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -256,11 +256,11 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes from each rank, in both halves*
+# *Hard · 12 minutes · required · par 24576 bytes a rank, for an all_reduce made of both your halves*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
-    # pieces: one for each rank, all of one length
+    # pieces: one for each rank, all of one length; leave them as they are
     return ...  # the sum of piece `rank` over all ranks
 
 # %%

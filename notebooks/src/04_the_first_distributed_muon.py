@@ -5,7 +5,7 @@
 # and what would sharing cost?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -305,8 +305,8 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
-# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many fair shares has
-# the busiest rank?
+# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many times a fair
+# share is the busiest rank's work?
 #
 # *Easy · 4 minutes · required*
 
@@ -423,7 +423,7 @@ print(lesson.say_clock(alone, pair))
 # %% tags=["stub"]
 answers = {
     "zeros": ...,  # how many zeros does rank 0 bring to the all_reduce?
-    # on as many ranks as a layer has matrices, how many fair shares has the busiest one, with round robin?
+    # GPT-2 on 6 ranks, as many as a layer has matrices: how many fair shares has the busiest, with round robin?
     "busiest": ...,
     "bytes": ...,  # how many bytes does rank 0 send if updates are shared by all_gather?
 }

@@ -5,7 +5,7 @@
 # can each keep only a share, and still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -211,9 +211,9 @@ local_range = ranges.accepted_or(lesson.local_range)
 # Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
 # orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
-# Jen Wei's script (2025) gathers *every* bucket, padding included. The thrifty way sends only parts of matrices that
-# straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks, how
-# many bytes does rank 0 *send* in each way?
+# Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. The thrifty way
+# sends only parts of matrices that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2
+# bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* in a step, either way?
 #
 # <details><summary>Hint</summary>
 #

@@ -4,7 +4,7 @@
 # You are one rank in a grid. Which ranks do you call to average a gradient, and which to put a matrix together?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -333,7 +333,8 @@ comparing.check(first_mismatch)
 # </details>
 
 # %% [markdown]
-# `work.agree` gathers all ranks' lists in one collective, and compares them:
+# `work.agree` does the same on real ranks, with code of its own: it gathers all ranks' lists in one collective, and
+# compares them. Its message counts calls from 1:
 
 # %%
 def agree_first(rank):

@@ -5,7 +5,7 @@
 # is each rank's piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -279,8 +279,8 @@ holders.check(who_holds)
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. How many heads are torn, so that no rank has all their rows,
-# if tp cuts this weight like any other, and how many if it cuts q, k and v one by one?
+# and a head needs its rows of all three on *one* rank. A head is torn if no rank has all its rows. How many are torn
+# if tp cuts this weight like any other? And how many if it cuts q, k and v one by one?
 #
 # <details><summary>Hint</summary>
 #

@@ -5,7 +5,7 @@
 # test would notice?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -64,8 +64,9 @@ _ = my_muon.so_far("08")
 # ## The picture you have just seen
 #
 # A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
-# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, this matrix
-# has ones on the diagonal and zeros elsewhere:
+# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, which
+# `lesson.orthogonal` computes exactly, without Newton–Schulz, this matrix has ones on the diagonal and zeros
+# elsewhere:
 
 # %%
 gradient = lesson.gradient()
@@ -111,7 +112,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# `orthogonal` is the exact UVᵀ, without Newton–Schulz:
+# Real ranks orthogonalize their shards, each alone:
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -452,9 +453,9 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as this
-#   side of a shard is no shorter than the other one. In our case part of the update acts on inputs that the gradient
-#   ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as that
+#   side of a shard is still at least as long as the other side. In our case part of the update acts on inputs that
+#   the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -5,7 +5,7 @@
 # Which of the step's seven phases cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -199,9 +199,9 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# In `travel`, `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place. Such a
-# function is a **generator**: at `yield from` it hands out a *request*, named by `label`, and stands still until it
-# gets the answer: from real processes or, in the next section, from you.
+# `travel`, below, carries a tensor along a route, and `take(x, hop, dtype, at, label)` over one hop of it; `at` is
+# this rank's place. Each is a **generator**: at `yield from` it hands out a *request*, named by `label`, and stands
+# still until the answer comes, from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))
@@ -249,7 +249,8 @@ back.check(way_back)
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# The hash never changes, because a rank sees only its own groups' answers, always in the same order.
+# The hash never changes: a rank sees only its own groups' answers, and always in the order of its own requests,
+# whichever group is answered first.
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #

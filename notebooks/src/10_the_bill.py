@@ -5,7 +5,7 @@
 # does a rank send in each phase, and how many does it keep?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -57,7 +57,8 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Lesson 09's matrices, all in one bucket, so that both cuts of lesson 05 agree:
+# Lesson 09's matrices, all in one bucket, so it makes no difference whether dp cuts each bucket or one list (lesson
+# 05):
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -288,7 +289,7 @@ print(lesson.say_sum(seed, texts=8))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
-# - Under `zero1`, Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. Muon keeps half the state.
+# - Under `zero1`, Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW.
 # - Under `zero1`, every rank that keeps a part of a matrix orthogonalizes all of it, so a boundary inside it costs
 #   bytes and work.
 # - The same gradient gives the same bits. The sum that makes the gradient may not.
@@ -346,7 +347,7 @@ print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent
 # *Easy · 1 minute · required*
 
 # %% tags=["stub", "predict"]
-halves = ...  # a list of names, as in the first column
+halves = ...  # a list of names, each as it stands in the first column of the table above
 
 # %% tags=["answer"]
 adamw = lesson.adamw_bill(plans["zero1"]).state

@@ -5,7 +5,7 @@
 # orthogonalizes each matrix whole, and only once?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -76,8 +76,8 @@ def muon_step(params, momenta, owners, config, lr):
 # J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
 # must call both.
 #
-# Along dp, ZeRO-1 keeps weights whole; **ZeRO-3** cuts them: **FSDP2** (PyTorch's `fully_shard`) cuts rows as
-# `torch.chunk` does. Let the *last* rank own this matrix:
+# Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
+# cuts rows, as `torch.chunk` does. Let the *last* rank own this matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -124,15 +124,15 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Here tp cuts nothing: each dp group has matrices of its own, whose rows its ranks share. For each matrix, name the
-# owner by its global rank, not by its place in the group (the k of `@dp=k`). If there are enough matrices, every rank
-# of the group must own one.
+# In this exercise tp cuts nothing. Each dp group has matrices of its own, and each rank of it holds some of their
+# rows. For each matrix, name the owner by its global rank, not by its place in the group (the k of `@dp=k`). If there
+# are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 def assign(params, state):
-    # params: this rank's shards; state["group"]: your process group; state["shapes"]: full shapes of all matrices
+    # params: this rank's shards; state["group"]: your process group; state["shapes"]: a list of all full shapes
     return ...  # {index: rank} for every parameter, the same dict on all ranks of a group
 
 # %%
@@ -167,7 +167,7 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Your function of lesson 07 tells the other ranks' shapes, as in a column parallel matrix:
+# Rows are cut as in a column parallel matrix, so your function of lesson 07 tells every rank's shape:
 # `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
@@ -185,7 +185,7 @@ def splits(owner, state):
     return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
-    return ...  # the whole matrix on dst_rank, None elsewhere
+    return ...  # the whole matrix on dst_rank, in bfloat16 as it came; None elsewhere
 
 # %%
 gathered.check(gather)

@@ -5,7 +5,7 @@
 # is there?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -171,6 +171,7 @@ lesson.draw_schedules(dp * tp)
 # %% tags=["stub"]
 def prefetch(count, gather, work, window):
     # as one_by_one, but before you wait for matrix i, all up to i + window - 1 have been asked for
+    # keep no ticket after its wait, because it keeps its matrix
     return ...
 
 # %%
@@ -225,7 +226,8 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Only the shorter of work and sending can be hidden behind the longer. A larger window holds more bytes.
+# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. There work and sending are
+# most alike, and only the shorter of the two can be hidden behind the longer. A larger window holds more bytes.
 
 # %% [markdown]
 # ## Find the missing wait
@@ -299,14 +301,14 @@ def gpipe(stage, stages, micro):
 lesson.draw_pipelines({"GPipe": gpipe})
 
 # %% [markdown]
-# A stage keeps activations from F to B. Under **1F1B** (one forward, one backward) stages are as fast as under GPipe,
-# and keep as few micro-batches as possible.
+# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe, but each stage
+# keeps as few micro-batches as possible.
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage to
-# the last and back, for how many could the first stage do both F and B? It begins with that many forwards, and
-# after them a B comes before each F.
+# The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage
+# to the last and back, how many others could pass F and B in the first stage? Count that one, too: the first stage
+# begins with so many forwards, and after them a B comes before each F.
 #
 # </details>
 #

@@ -5,7 +5,7 @@
 # (Liu et al., 2025) says up to 1.25 times. Both sums are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -157,8 +157,9 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Time, as a profiler logs it
 #
-# The published report's 0.57 is *time*: it adds up the durations of all events whose names say all-reduce or
-# all-gather. Which events have such names? Profile your own step, and look at rank 0's, in microseconds:
+# The 0.57 of the report, whose traces come below, is *time*: it adds up the durations of all events whose names say
+# all-reduce or all-gather. Which events have such names? Profile your own step, and look at rank 0's, in
+# microseconds:
 
 # %% tags=["volatile", "ranks"]
 def traced(rank):
@@ -218,7 +219,7 @@ print(lesson.say_events(events))
 # %% tags=["stub"]
 def communicating(events):
     # each event has .sort (such as "kernel"), .communicates, .begin and .duration (both in nanoseconds)
-    # where kernels overlap, the time that they share counts once
+    # where kernels overlap, the time that they share counts once; a trace may have no kernel that communicates
     return ...  # nanoseconds, although the table shows microseconds
 
 # %%
@@ -362,7 +363,8 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# From rank 1's trace alone you would buy faster links, but rank 0 has too much work.
+# Where a rank mostly waits, its own trace would have you buy faster links. But it waits for rank 0, which has too
+# much work.
 #
 # ## Time of the whole step
 #
@@ -381,7 +383,8 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# If the links get 64 times slower, with which strategy does Muon overtake AdamW?
+# With the same batch, and links 64 times slower, with which strategy does Muon reach that loss before AdamW, which
+# takes 1.1 × as many steps?
 #
 # <details><summary>Hint</summary>
 #
@@ -522,7 +525,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# AdamW's steps are faster. How many times as many steps may it take in Muon's time?
+# A step of AdamW is faster. How many of them fit into the time of one step of Muon?
 #
 # *Easy · 2 minutes · required*
 
@@ -554,7 +557,7 @@ for tokens in lesson.TOKENS:
 
 # %% [markdown]
 # No number is below 1, so with equally many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from
-# 262,144 tokens on. On the slowest link, from how many tokens on does Muon lead with each strategy?
+# 262,144 tokens on (1.097 there). On the slowest link, from how many tokens on does Muon lead with each strategy?
 
 # %%
 lesson.explore_costs(live=widgets)

@@ -5,7 +5,7 @@
 # do, and what does a step wait for?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -213,7 +213,8 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# It nearly does, but small matrices take longer than their operations say.
+# On the machine that drew this page it nearly did. Where Newton–Schulz is fast, many small matrices take longer than
+# one large one, although it has more operations.
 #
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #

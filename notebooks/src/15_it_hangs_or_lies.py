@@ -4,7 +4,7 @@
 # Your training stands still, or it runs and learns the wrong thing. Which rank is at fault, and which line?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-# Set-up: nothing happens here where the package is installed.
+# Set-up: installs nothing where the package is installed, and draws the first picture.
 import importlib.util, pathlib, subprocess, sys
 if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
@@ -134,12 +134,12 @@ print(lesson.recorded_dump())
 # </details>
 
 # %% tags=["volatile"]
-print(hang.reports[0].flight[-1:])
+print(hang.reports[0].flight[-1:])  # an entry as PyTorch keeps it; then the last ones as a table
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits in its last call for each member of that call's
-# group that has begun the same call fewer times. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for those members of the
+# call's group that have begun this call fewer times than the rank itself. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #

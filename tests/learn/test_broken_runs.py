@@ -77,6 +77,8 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
         ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),
         ("B", {44: ""}, "waits for rank"),
+        ("B", {43: "if self.loss < -1:"}, "with other losses the ranks would hang: rank "),
+        ("C", {80: "return rescale(SHAPES[name]) * 1.0000001"}, "Nearly: update of step 1 on all ranks"),
         ("C", {80: "return 1.0"}, "size 0.7071, cosine 1.0000"),
         ("D", {40: "if self.loss < 0:", 41: "pass"}, ""),
         ("D", {15: ""}, "has no attribute 'whole'"),

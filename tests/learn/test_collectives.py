@@ -108,7 +108,7 @@ WRONG_RINGS = [
 def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
     message = says(to_nobody, 3)
     assert "there is no rank 3: ranks go from 0 to 2. Take it % 3." in message
-    assert "SIGSEGV" not in message
+    assert not any(word in message for word in ("SIGSEGV", "messages.py", "Hint"))
 
 
 def test_ranks_that_wait_for_each_other_or_for_no_handle_are_told() -> None:
@@ -151,6 +151,16 @@ def summed(start: int = -1, last: int = 0, mine: Callable = lambda rank, step: r
     return scatter
 
 
+def in_place(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
+    for step in range(ranks - 1):
+        sending: Any = dist.isend(pieces[(rank - step - 1) % ranks], (rank + 1) % ranks)
+        arrived = torch.empty_like(pieces[0])
+        dist.recv(arrived, (rank - 1) % ranks)
+        sending.wait()
+        pieces[(rank - step - 2) % ranks].add_(arrived)
+    return pieces[rank]
+
+
 def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     whole = torch.cat(pieces)
     dist.all_reduce(whole)
@@ -167,6 +177,7 @@ def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         (summed(mine=lambda r, step: r), "returned no sum of one piece"),
         (summed(start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
         (torchs_sum, "no message was seen"),
+        (in_place, "Rank 0 has changed the pieces that it was given"),
     ],
 )
 def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(wrong: Callable, message: str) -> None:

@@ -230,6 +230,11 @@ def test_an_answer_replaces_the_one_before_and_what_the_reader_added_stays(tmp_p
             "def ring_all_gather(mine, rank, ranks):\n    return [mine] * ranks\n",
             "takes 3 positional arguments but 4 were given",
         ),
+        (
+            "ring_all_gather",
+            "def ring_all_gather(mine, rank, ranks, group=None):\n    return [mine] * ranks\n",
+            "ring_all_gather never uses `group`. Pass it on in each call",
+        ),
     ],
 )
 def test_what_would_not_run_in_the_optimizer_is_not_kept_and_says_why(

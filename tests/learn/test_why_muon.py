@@ -57,15 +57,23 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
 ]
 
 
-def rebound(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+def rebound(W: Tensor, G: Tensor, buffer: Tensor, lr: float, *more: float) -> None:
     buffer.lerp_(G, 0.05)
     W = W - lr * zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
 
 
-def rounded_elsewhere(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+def rounded_elsewhere(W: Tensor, G: Tensor, buffer: Tensor, lr: float, *more: float) -> None:
     buffer.lerp_(G, 0.05)
     update = zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
     W.mul_(1 - lr * 0.1).sub_(lr * max(1, W.shape[0] / W.shape[1]) ** 0.5 * update)
+
+
+def into_the_gradient(
+    W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float, weight_decay: float
+) -> None:
+    buffer.lerp_(G, 1 - momentum)
+    update = zeropower_via_newtonschulz(G.lerp_(buffer, momentum))
+    W.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1, W.shape[0] / W.shape[1]) ** 0.5)
 
 
 WHOLE_STEPS: list[tuple[Callable[..., object], str]] = [
@@ -74,9 +82,11 @@ WHOLE_STEPS: list[tuple[Callable[..., object], str]] = [
     *((step, what) for what, _, step in _SLIPS),
     (_slipped(momentum="sum"), "sum of gradients"),
     (rebound, "W has not changed"),
-    (lambda W, G, buffer, lr: W.mul_(2), "The buffer has not changed"),
+    (lambda W, G, buffer, lr, *more: W.mul_(2), "The buffer has not changed"),
+    (into_the_gradient, "has changed G itself"),
+    (lambda W, G, buffer, lr, *more: why_muon.muon_step(W, G, buffer, lr), "use momentum and weight_decay"),
     (rounded_elsewhere, "Right except for the last bits"),
-    (lambda W, G, buffer, lr: W.add_(1) + buffer.add_(1), "W is off by up to"),
+    (lambda W, G, buffer, lr, *more: W.add_(1) + buffer.add_(1), "W is off by up to"),
     (lambda W: W, "TypeError"),
 ]
 
@@ -128,8 +138,14 @@ SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
 ]
 
 
+PROMISES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
+    (lambda G, update: torch.tensor(1.25), "For a gradient of 3 × 5: 1.25, where 0.6773 is right"),
+]
+
+
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (why_muon.write_loudest, LOUDEST),
+    (why_muon.write_promise, PROMISES),
     (lambda: why_muon.write_split(small_gpt.train(0, seed=0).model), SPLITS),
     (why_muon.write_update, WRONG),
     (why_muon.write_step, WHOLE_STEPS),

@@ -153,6 +153,14 @@ ASSIGNED: list[tuple[Any, str]] = [
         "is a place in that group; an owner is named by its global rank",
     ),
     (lambda params, state: dict.fromkeys(range(len(params)), dist.get_rank()), "and name different owners"),
+    (
+        lambda params, state: {
+            i: ranks[(i + dist.get_rank()) % len(ranks)]
+            for ranks in [ranks_of(state)]
+            for i in range(len(params))
+        },
+        "and name different owners",
+    ),
     (lambda params, state: dict.fromkeys(range(len(params)), ranks_of(state)[0]), "of them get any"),
     (lambda params, state: {0: ranks_of(state)[0]}, "an owner for each of the parameters 0 to 3"),
     (5, "Give a function."),
@@ -182,6 +190,10 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
         "Timeout in redistribute, matrix 0: rank 0 waited",
     ),
     (no_answer, "every rank must return its part, but it returned None"),
+    (
+        lambda *given: right.redistribute(*given).float(),
+        "its part is torch.float32; it must be torch.bfloat16",
+    ),
     (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
     (lambda update, *_: update.flatten(), "no attribute 'flatten' Hint: On other ranks the update is None"),
 ]

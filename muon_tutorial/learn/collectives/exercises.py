@@ -112,6 +112,8 @@ def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
             yield f"Rank {rank} returned no sum of one piece: {mixed}"
         elif content.piece != rank:
             yield f"Rank {rank} returned piece {content.piece} of the sum. Its own is piece {rank}."
+        elif run.reports[rank].changed:
+            yield f"Rank {rank} has changed the pieces that it was given. Add into a new tensor."
         elif lacking := [str(other) for other in range(run.ranks) if other not in content.ranks]:
             what = f"the entries of rank {', '.join(lacking)} are not in the sum."
             yield f"Rank {rank} has its own piece, but {what}"

@@ -39,11 +39,15 @@ def ring_all_reduce(
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """One rank's report: what its function returned, its notes, and the error of a wait that timed out."""
+    """One rank's report: what its function returned, its notes, and the error of a wait that timed out.
+
+    ``changed``: whether the function changed what it was given.
+    """
 
     returned: Any
     notes: tuple[MessageNote, ...]
     stuck: str | None
+    changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,9 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
             if all(note.stop is not None for note in notes):
                 raise
             stuck = str(error).splitlines()[0]
-    return CallReport(returned, tuple(notes), stuck)
+    given = bring(rank, ranks)
+    changed = not all(map(torch.equal, mine, given))
+    return CallReport(returned, tuple(notes), stuck, changed)
 
 
 def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., Any]) -> str:

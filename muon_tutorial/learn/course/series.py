@@ -172,7 +172,10 @@ def read_on(of: Lesson) -> str:
     return f"*Read on:* {READING[of.number]}"
 
 
-_KEEP = "Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
+def _keep(of: Lesson) -> str:
+    """What happens to the reader's file in Colab. It begins in lesson 02."""
+    keep = " Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
+    return keep if of.number >= "02" else ""
 
 
 def navigation(of: Lesson) -> str:
@@ -180,7 +183,7 @@ def navigation(of: Lesson) -> str:
     links = hosted_links(of)
     here = f"[open this lesson]({links['Colab']}), or " if links else ""
     copy = f"upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes."
-    colab = f"{here}{copy} {_KEEP}"
+    colab = f"{here}{copy}{_keep(of)}"
     others = [f"*In {host}:* [open this lesson]({to})" for host, to in links.items() if host != "Colab"]
     return _navigation(of, "[glossary](GLOSSARY.md)", colab, *others)
 
@@ -190,7 +193,7 @@ def navigation_of_copy(of: Lesson) -> str:
     return _navigation(
         of,
         "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",
-        f"nothing to install. The next cell brings the package along. {_KEEP}",
+        f"nothing to install. The next cell brings the package along.{_keep(of)}",
     )
 
 

@@ -142,8 +142,7 @@ def wait_exercise(ranks: int) -> Exercise:
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right, but that share used the *other* buffer, so "
-            said += "one buffer would do."
+            said = "The bits are right, but you wait for the share from the *other* buffer: one would do."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
@@ -152,7 +151,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
-    hints = ("While a micro-batch goes there and back, for how many can stage 0 do F and B?",)
+    hints = ("While a micro-batch goes there and back, for how many, itself included, can stage 0 do F and B?",)
     praise = "As idle as GPipe, but a stage keeps one micro-batch at most for each stage from it on."
     return Exercise(_judge_schedule, hints, praise)
 

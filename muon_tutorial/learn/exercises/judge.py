@@ -331,6 +331,7 @@ def _short(value: Any) -> str:
     """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_short, value))}]"
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
     said = "..." if value is ... else str(value)
     return f"{value:.4g}" if isinstance(value, float) else textwrap.shorten(said, 200)
 

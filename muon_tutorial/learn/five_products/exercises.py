@@ -42,6 +42,7 @@ def write_lifting() -> Exercise:
     triples = (KELLER_JORDAN, (2.0, -1.5, 0.5))
     cases = [(start, *triple) for triple in triples for start in (0.001, 0.1, 0.7)]
     cases += [(0.001, 1.0, 0.0, 0.0), (0.001, 1.4, 0.0, 0.0)]
+    cases += [(0.5, 1.0, 0.0, 0.0), (0.6 / 2**MOST_STEPS, 2.0, 0.0, 0.0)]
 
     def linear(s: float, a: float, b: float, c: float) -> int | None:
         return next((step for step in range(MOST_STEPS + 1) if s * a**step >= LIFTED), None)
@@ -53,8 +54,14 @@ def write_lifting() -> Exercise:
 
         return needed
 
+    def without_last(*given: float) -> int | None:
+        right = steps_needed(*given)
+        return None if right == MOST_STEPS else right
+
     slips = (
         ("Ask before the first step: a value may begin at 0.5.", lambda *at: max(1, steps_needed(*at) or 1)),
+        ("0.5 itself is enough.", lambda s, *triple: steps_needed((1 - 1e-12) * s, *triple)),
+        ("Ask after the last step, too.", without_last),
         ("You count one step too many.", shifted(1)),
         ("You count one step too few.", shifted(-1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),

@@ -273,12 +273,12 @@ def say_traps(seed: int) -> str:
     whole = torch.stack(parts).sum(0)
     lost = float((low.float() - whole).norm() / whole.norm())
     traps = {
-        "learning rate": f"a 64 × 16 matrix: {muon} as Muon has it, {adamw} at AdamW's size",
-        "weight decay": f"unless you say it: Muon {decays[0]:g}, AdamW {decays[1]:g}",
-        "embedding, head": "two dimensions, too: by shape alone, Muon would take "
+        "learning rate": f"Muon moves a 64 × 16 matrix by {muon}, or by {adamw} at AdamW's size",
+        "weight decay": f"the default is {decays[0]:g} in torch.optim.Muon, and {decays[1]:g} in AdamW",
+        "embedding, head": "they have two dimensions, too: by shape alone, Muon would take "
         f"{by_shape} matrices, not {hidden}",
-        "reduce dtype": f"{PARTS} gradients added in bfloat16: off by {lost:.1%} of the norm",
-        "checkpoint keys": f"{_key()} becomes {_key(compiled=True)} under torch.compile",
+        "reduce dtype": f"the sum of {PARTS} gradients, added in bfloat16, is off by {lost:.1%}",
+        "checkpoint keys": f"torch.compile renames {_key()} to {_key(compiled=True)}",
     }
     return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 

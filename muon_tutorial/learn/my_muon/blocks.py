@@ -99,6 +99,10 @@ def problem_of(block: Block) -> str | None:
         exec(compile(HEAD + block.source, "my_muon.py", "exec"), scope)
     except Exception as error:
         return f"line {block.line}: the block of {block.name} raised {type(error).__name__}: {error}"
+    asked = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if "group" in asked - used:
+        return f"line {block.line}: {block.name} never uses `group`. Pass it on in each call"
     return None
 
 

@@ -150,10 +150,12 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             yield Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",))
     for rank, trial in enumerate(run.trials):
         other = run.trials[trial.group[0]]
-        if trial.owners != other.owners:
-            what = f"Ranks {trial.group[0]} and {rank} share parameters, and name different owners"
-            hint = "What assign returns must not depend on the rank that calls it."
-            yield Diagnosis(f"{what}: {other.owners} and {trial.owners}.", (hint,))
+        pairs = ((other.owners, trial.owners), (run.trials[0].of_all, trial.of_all))
+        for (theirs, mine), first_rank in zip(pairs, (trial.group[0], 0), strict=True):
+            if theirs != mine:
+                what = f"Ranks {first_rank} and {rank} share parameters, and name different owners"
+                hint = "What assign returns must not depend on the rank that calls it."
+                yield Diagnosis(f"{what}: {theirs} and {mine}.", (hint,))
     for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
             shared = ", ".join(map(str, trial.group))
@@ -180,7 +182,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
-    uneven = "Shards are uneven, and may be empty: ask local_shape(shape, 'column', place, ranks) of each."
+    uneven = "local_shape(shape, 'column', place, ranks) of each: place is in the group, no global rank."
     splits = "Split sizes go by place in the group, but owners are global ranks: take ranks.index(owner)."
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
@@ -247,6 +249,9 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
         yield Diagnosis(what, (f"{ALL_CALL}.",))
     elif note.value.shape != due.shape:
         yield f"{where} its part has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
+    elif note.value.dtype != due.dtype:
+        what = f"{where} its part is {note.value.dtype}; it must be {due.dtype}, as the update is."
+        yield Diagnosis(what, ("A rank without the update makes its empty tensors in that dtype.",))
     elif not note.value.equal(due):
         found = source_rows(note.value, whole)
         rows = f"rows {begin} to {begin + len(due) - 1}"

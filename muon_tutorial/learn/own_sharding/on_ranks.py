@@ -70,12 +70,16 @@ class TrialNote:
 
 @dataclass(frozen=True, slots=True)
 class RankTrial:
-    """One rank's results of the three functions; ``differs`` is the first parameter with wrong bits."""
+    """One rank's results of the three functions; ``differs`` is the first parameter with wrong bits.
+
+    ``owners`` are those in the rank's ``group``, and ``of_all`` those in a group of all ranks.
+    """
 
     group: tuple[int, ...]
     owners: Any
     notes: tuple[TrialNote, ...]
     differs: int | None = None
+    of_all: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def try_functions(
             trial.take_steps()
     except _TogetherError:
         pass
-    return RankTrial(trial.ranks, trial.owners, tuple(trial.notes), trial.differs)
+    return RankTrial(trial.ranks, trial.owners, tuple(trial.notes), trial.differs, trial.of_all)
 
 
 @dataclass(slots=True)
@@ -140,6 +144,7 @@ class _Trial:
     owners: Any = None
     notes: list[TrialNote] = field(default_factory=list)
     differs: int | None = None
+    of_all: Any = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -165,6 +170,9 @@ class _Trial:
         everybody = gather_objects(self.owners, self.control)
         sound = are_owners(self.owners, self.ranks, len(params))
         self.go_on_if(sound and all(everybody[rank] == self.owners for rank in self.ranks))
+        in_all = {**self.state, "group": self.control}
+        self.of_all = self.call("assign", 0, partial(self.functions.assign, params, in_all))
+        self.go_on_if(all(each == self.of_all for each in gather_objects(self.of_all, self.control)))
 
     def try_each(self, and_back: bool) -> None:
         place = self.rank % self.tp
@@ -177,7 +185,8 @@ class _Trial:
                 update = given_to("update", shape, self.seed, place, index) if self.rank == owner else None
                 back = partial(self.functions.redistribute, update, owner, dict(state))
                 part = self.call("redistribute", index, back)
-                self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
+                same = isinstance(part, Tensor) and (part.shape, part.dtype) == (mine.shape, mine.dtype)
+                self.go_on_if(same)
 
     def take_steps(self) -> None:
         config = config_of(self.functions, {**self.state, "agree_group": self.group})

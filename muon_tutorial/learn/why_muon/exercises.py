@@ -216,21 +216,24 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 def _slipped(**slips: Any) -> WholeStep:
     """Muon's whole update with mistakes: a keyword names a line, and the value names the mistake there."""
 
-    def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
-        G = G + DECAY * W if slips.get("decay") == "in the gradient" else G
+    def step(
+        W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, decay: float = DECAY
+    ) -> None:
+        G = G + decay * W if slips.get("decay") == "in the gradient" else G
         if slips.get("momentum") == "sum":
-            buffer.mul_(MOMENTUM).add_(G)
-            ahead = G + MOMENTUM * buffer
+            buffer.mul_(momentum).add_(G)
+            ahead = G + momentum * buffer
         else:
-            buffer.lerp_(G, 1 - MOMENTUM)
-            weight = {"missing": 1.0, "turned": 1 - MOMENTUM}.get(slips.get("nesterov", ""), MOMENTUM)
+            buffer.lerp_(G, 1 - momentum)
+            weight = {"missing": 1.0, "turned": 1 - momentum}.get(slips.get("nesterov", ""), momentum)
             ahead = G.lerp(buffer, weight)
         update = zeropower_via_newtonschulz(ahead)
         rows, columns = W.shape if slips.get("factor") != "turned" else W.shape[::-1]
         least = 0.0 if slips.get("factor") == "below 1" else 1
-        factor = 1.0 if slips.get("factor") == "missing" else max(least, rows / columns) ** 0.5
-        decay = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * DECAY}
-        shrink = 1 - decay.get(slips.get("decay", ""), lr * DECAY)
+        power = {"missing": 0.0, "no root": 1.0}.get(slips.get("factor", ""), 0.5)
+        factor = max(least, rows / columns) ** power
+        slipped = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * decay}
+        shrink = 1 - slipped.get(slips.get("decay", ""), lr * decay)
         sign = 1 if slips.get("sign") == "up" else -1
         if slips.get("decay") == "late":
             W.add_(update, alpha=sign * lr * factor).mul_(shrink)
@@ -257,6 +260,7 @@ _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
     ),
     ("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
     ("The size factor is missing.", "The root of max(1, rows / columns).", _slipped(factor="missing")),
+    ("The size factor lacks its root.", "The root of max(1, rows / columns).", _slipped(factor="no root")),
     (
         "The size factor is upside down: rows are outputs, so their number is the numerator.",
         "W.shape[0] / W.shape[1]",
@@ -275,19 +279,24 @@ def write_step() -> Exercise:
     """The exercise: Muon's whole update, compared with torch.optim.Muon, step after step, to the bit."""
 
     def judge(function: WholeStep) -> str | Diagnosis | None:
-        for shape in SHAPES:
+        for shape, *more in (*((shape, MOMENTUM, DECAY) for shape in SHAPES), (SHAPES[0], 0.5, 0.3)):
             W, buffer = torch.randn(shape, generator=torch.Generator().manual_seed(9)), torch.zeros(shape)
             theirs = torch.nn.Parameter(W.clone())
-            stock = torch.optim.Muon([theirs], lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
+            stock = torch.optim.Muon([theirs], lr=LR, momentum=more[0], weight_decay=more[1])
             for number, G in enumerate(gradients(shape), 1):
-                before = W.clone(), buffer.clone()
+                before, given = (W.clone(), buffer.clone()), G.clone()
                 told = f"{{}} Here W and G are {say_size(G)}."
-                value_of(function, W, G.clone(), buffer, LR, told=told)
+                value_of(function, W, given, buffer, LR, *more, told=told)
                 theirs.grad = G.clone()
                 stock.step()
                 right = theirs.detach(), stock.state[theirs]["momentum_buffer"]
                 if wrong := _judge_step((W, buffer), right, before, G, number):
-                    return wrong
+                    usual = more == [MOMENTUM, DECAY]
+                    return wrong if usual else "Right for 0.95 and 0.1 only: use momentum and weight_decay."
+                if not torch.equal(given, G):
+                    return (
+                        "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
+                    )
         return None
 
     hints = (

@@ -62,13 +62,15 @@ def without_momentum(update: SVDUpdate) -> Orthogonalize:
     return lambda G: update(G, torch.zeros_like(G))
 
 
-def muon_step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
+def muon_step(
+    W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, weight_decay: float = DECAY
+) -> None:
     """The exercise's reference: Muon's whole update of a matrix, in place, as in ``torch.optim.Muon``."""
-    buffer.lerp_(G, 1 - MOMENTUM)
-    ahead = G.lerp(buffer, MOMENTUM)
+    buffer.lerp_(G, 1 - momentum)
+    ahead = G.lerp(buffer, momentum)
     update = zeropower_via_newtonschulz(ahead)
     factor = max(1, W.shape[0] / W.shape[1]) ** 0.5
-    W.mul_(1 - lr * DECAY)
+    W.mul_(1 - lr * weight_decay)
     W.add_(update, alpha=-lr * factor)
 
 
