@@ -151,7 +151,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
-    hints = ("While a micro-batch goes there and back, for how many, itself included, can stage 0 do F and B?",)
+    hints = ("While a micro-batch goes there and back, for how many (it included) can stage 0 do F and B?",)
     praise = "As idle as GPipe, but a stage keeps one micro-batch at most for each stage from it on."
     return Exercise(_judge_schedule, hints, praise)
 
