@@ -87,6 +87,10 @@ def summed(y: torch.Tensor, group: Any = None) -> torch.Tensor:
     return y
 
 
+def sums_hidden(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
+    return summed(torch.relu(x @ up.T), tp_group)
+
+
 def nothing(*given: Any) -> Any:
     work.both_layers(*given)
 
@@ -102,7 +106,13 @@ LAYERS = [
 ]
 
 
-test_a_wrong_pass_is_told_what_it_has_calculated = judged((partial(lesson.layers_exercise, 2, 2), LAYERS))
+test_a_wrong_pass_is_told_what_it_has_calculated = judged(
+    (partial(lesson.layers_exercise, 2, 2), LAYERS),
+    (
+        partial(lesson.layers_exercise, 1, 3),
+        [(sums_hidden, "rank 1: 16 entries of float32; rank 2: 8")],
+    ),
+)
 
 
 # The holder of an entry.

@@ -97,6 +97,16 @@ def the_solution(steps: int) -> tuple[float, float]:
     return s.min().item(), s.max().item()
 
 
+def test_a_loop_that_asks_for_the_limit_afterwards_ends() -> None:
+    def steps_needed(s: float, a: float, b: float, c: float) -> int | None:
+        step = 0
+        while s < 0.5:
+            s, step = a * s + b * s**3 + c * s**5, step + 1
+        return step if step <= 20 else None
+
+    assert five_products.write_lifting().check(steps_needed)
+
+
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_bounds_and_the_quiz_know_right_from_wrong(steps: int) -> None:
     low, high = the_solution(steps)
@@ -108,6 +118,7 @@ def test_the_bounds_and_the_quiz_know_right_from_wrong(steps: int) -> None:
         (low, high - 0.05, f"above {high - 0.05:g}"),
         (low - 0.05, high, "began at 0.01 or above ends near"),
         (low, high + 0.05, "highest can be smaller"),
+        (high, low, "Have they changed places?"),
         ("low", high, "Give two numbers."),
     ]
     for case in wrong:

@@ -150,10 +150,20 @@ def asks_nobody(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     return [list(ranks) for ranks in all_groups if rank in ranks]
 
 
+def everybody_asks(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
+    heard = []
+    for ranks in all_groups:
+        group, found = dist.new_group(list(ranks)), [None] * len(ranks)
+        dist.all_gather_object(found, rank, group=group)
+        heard += [found] if rank in ranks else []
+    return heard
+
+
 WAYS = [
     (lesson.who_answers, PASSES),
     (lambda rank, groups: lesson.who_answers(rank, groups)[:1], "Rank 0 heard [[0, 2]]; in its groups, in"),
     (lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank, "Rank 0 returned 0. Return a list"),
+    (everybody_asks, "Rank 0 also asks in 2 groups that it is not in. Only members may."),
     (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
     (lambda *given: [tuple(ranks) for ranks in lesson.who_answers(*given)], "Make it a list of lists."),
 ]

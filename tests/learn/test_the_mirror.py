@@ -92,6 +92,7 @@ def step_with(
     unpack: Unpack = lesson.unpack,
     way_back: Callable[..., Walk] = lesson.way_back,
     upto: int = 7,
+    slices: bool = True,
     write: bool = True,
     mean: bool = True,
     phase: int = 3,
@@ -111,7 +112,7 @@ def step_with(
             update = job.newton_schulz(entry, whole)
             piece = yield from way_back(update, entry.route, at, label(job, 5, entry))
             done[slice(*meta.global_range)] = piece.flatten()
-        kept = yield from way_back(done, bucket.compute, at, job.label(6))
+        kept = (yield from way_back(done, bucket.compute, at, job.label(6))) if slices else done
         if upto < 7:
             return
         fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))
@@ -160,6 +161,8 @@ WRONG_STEPS = [
     (step_with(unpack=upside_down), "of o: the first at 0, the last at 511 of 512"),
     (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
     (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
+    (step_with(unpack=flat_of), "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
+    (step_with(slices=False), "asked differently: rank 0 asks all_gather over dp (4608"),
     (step_with(phase=5), "The correct request: all_gather"),
     (step_with(label=nameless), "job.label(5) names no matrix; write job.label(5, entry)"),
     (step_with(upto=6), "never asks for all_gather"),

@@ -124,10 +124,11 @@ def of_owner(change: Callable[[Tensor], Any]) -> Callable:
     return gathered(lambda full, mine: None if full is None else change(full))
 
 
-def broadcast(update: Tensor | None, owner: int, state: State) -> Any:
-    """Right, but sends more than is needed."""
+def broadcast(update: Tensor | None, owner: int, state: State, as_it_lies: bool = False) -> Any:
+    """Sends more than is needed; wrong if it sends an update ``as_it_lies`` in memory."""
     ranks = ranks_of(state)
     whole = torch.empty(shape_of(state), dtype=torch.bfloat16) if update is None else update
+    whole = whole if as_it_lies else whole.contiguous()
     dist.broadcast(whole, src=owner, group=state["group"])
     return whole.split(right.rows_of(len(whole), len(ranks)))[ranks.index(dist.get_rank())]
 
@@ -179,8 +180,8 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
     (uneven, "dist.gather wants equal pieces"),
-    (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Split"),
-    (swapped, "Hint: Split sizes go by place in the group"),
+    (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Only"),
+    (swapped, "Hint: Only the owner takes, and all ranks send to its place in the group alone"),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [
@@ -195,6 +196,10 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
         "its part is torch.float32; it must be torch.bfloat16",
     ),
     (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
+    (
+        lambda update, owner, state: broadcast(update, owner, state, True),
+        "in memory: send update.contiguous().",
+    ),
     (lambda update, *_: update.flatten(), "no attribute 'flatten' Hint: On other ranks the update is None"),
 ]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import Grid, Matrix, Plan, Shard, build_mesh, zero1
 from ...launching.launch import launch
+from ..exercises.on_real_ranks import check_alike, watching
 from ..my_muon.reference import local_shape
 from ..pictures.holdings import name_contents
 
@@ -93,7 +94,14 @@ def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: 
     """One rank's part: cut both weights, and call the function with the pieces."""
     tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
     up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
-    return function(given.batches[rank // tp].clone(), up, down, tp_group)
+
+    def alike(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        asked = {**dict(zip(("tensor", "op", "group"), given, strict=False)), **named}
+        check_alike(asked["tensor"], asked.get("group"))  # Gloo aborts the process if sizes differ
+        return original(*given, **named)
+
+    with watching(alike, "all_reduce"):
+        return function(given.batches[rank // tp].clone(), up, down, tp_group)
 
 
 def say_layers(run: LayersRun, kind: str) -> str:

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch.distributed as dist
+from torch import Tensor
 
-from ...errors import RankFailedError
+from ...errors import MismatchError, RankFailedError
+from ...worlds.live import gather_objects
 from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
 
 OTHERS = "The other ranks:"
@@ -81,6 +83,20 @@ def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
     seen: dict[str, Any] = {name: partial(see, getattr(dist, name)) for name in names}
     with patch.multiple(dist, **seen):
         yield
+
+
+def check_alike(tensor: Tensor | None, group: dist.ProcessGroup | None = None) -> None:
+    """Raise MismatchError if a group's ranks bring different sizes or dtypes to their next collective.
+
+    All ranks of the group must call; a rank that has returned calls with None.
+    """
+    brought = "nothing, as it has returned"
+    if tensor is not None:
+        brought = f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}"
+    found = gather_objects((dist.get_rank(), brought), group)
+    if len({what for _, what in found}) > 1:
+        said = "; ".join(f"rank {rank}: {what}" for rank, what in found)
+        raise MismatchError(f"all ranks must pass equally many entries of one dtype; here {said}.")
 
 
 def judge_on_ranks(

@@ -25,8 +25,8 @@ from ...evidence.formulas import ddp_adamw
 from ...evidence.ledger import LedgerRow
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
-from ...worlds.live import gather_objects, sum_counts
-from ..exercises.on_real_ranks import is_stub, say_failure, watching
+from ...worlds.live import sum_counts
+from ..exercises.on_real_ranks import check_alike, is_stub, say_failure, watching
 from ..inputs import measure
 from ..my_muon.reference import gathered_share as gathered  # noqa: F401  (the exercise's reference)
 
@@ -234,7 +234,7 @@ def play(rank: int, share: Share, ranks: int, cases: Sequence[Lacking], seed: in
         handed, sent = list[Tensor](), list[int]()
         with noting_traffic(handed, sent):
             returned = share(mine, rank, ranks)
-        _check_alike("nothing, as it has returned")
+        check_alike(None)
         reports.append(BufferReport(tuple(handed), returned, sum(sent)))
     return reports
 
@@ -258,7 +258,7 @@ def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
         kind = original.__name__
         place, name = _NOTED[kind]
         tensor = more[name] if name in more else given[place]
-        _check_alike(f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}")
+        check_alike(tensor)
         if kind == "all_reduce":
             handed.append(tensor.detach().clone())
         sent.append(ring_sent(kind, tensor.nbytes, dist.get_world_size()))
@@ -273,14 +273,6 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
     if kind == "all_reduce":
         return 2 * (ranks - 1) * size // ranks
     return size * (ranks - 1) if kind.startswith("all_gather") else size * (ranks > 1)
-
-
-def _check_alike(brought: str) -> None:
-    """Raise MismatchError if ranks bring different things to their next collective."""
-    found = gather_objects(brought)
-    if len(set(found)) > 1:
-        said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
-        raise MismatchError(f"all ranks must pass equally many entries of one dtype; here {said}.")
 
 
 TIMED = gpt_shapes(layers=2, width=384)

@@ -41,7 +41,7 @@ def write_lifting() -> Exercise:
     """The exercise: how many steps lift a quiet value to a half."""
     triples = (KELLER_JORDAN, (2.0, -1.5, 0.5))
     cases = [(start, *triple) for triple in triples for start in (0.001, 0.1, 0.7)]
-    cases += [(0.001, 1.0, 0.0, 0.0), (0.001, 1.4, 0.0, 0.0)]
+    cases += [(0.001, 1.2, 0.0, 0.0), (0.001, 1.4, 0.0, 0.0)]
     cases += [(0.5, 1.0, 0.0, 0.0), (0.6 / 2**MOST_STEPS, 2.0, 0.0, 0.0)]
 
     def linear(s: float, a: float, b: float, c: float) -> int | None:
@@ -196,6 +196,8 @@ def bound_values(steps: int) -> Exercise:
             low, high = map(float, answers)
         except (TypeError, ValueError):
             return "Give two numbers."
+        if low > high:
+            return f"lowest is {low:g}, and highest only {high:g}. Have they changed places?"
         if low > lowest + 0.006:
             return f"A value that begins at {starts[ends.argmin()]:.3f} ends at {lowest:.3f}, below {low:g}."
         if high < highest - 0.006:

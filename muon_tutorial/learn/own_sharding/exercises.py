@@ -183,7 +183,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
     uneven = "local_shape(shape, 'column', place, ranks) of each: place is in the group, no global rank."
-    splits = "Split sizes go by place in the group, but owners are global ranks: take ranks.index(owner)."
+    splits = "Only the owner takes, and all ranks send to its place in the group alone: ranks.index(owner)."
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),
@@ -256,7 +256,9 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
         found = source_rows(note.value, whole)
         rows = f"rows {begin} to {begin + len(due) - 1}"
         what = f"{where} it must return {rows} of the update, but it has {found}."
-        hint = "Each rank's run starts where the last one's ends."
+        flat = "The update of a tall matrix is transposed in memory: send update.contiguous()."
+        starts = "Each rank's run starts where the last one's ends."
+        hint = flat if set(found) == {None} and not whole.is_contiguous() else starts
         yield Diagnosis(what.replace("None", "no row of it"), (hint,))
 
 

@@ -95,8 +95,12 @@ class FunctionsRun:
 
 
 def given_to(what: str, shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """The whole tensor of a trial call in bfloat16: "momentum" is gathered, "update" is redistributed."""
-    return whole_matrix(shape, index, place, seed, {"momentum": 7, "update": 8}[what]).bfloat16()
+    """The whole tensor of a trial call in bfloat16: "momentum" is gathered, "update" is redistributed.
+
+    As Newton–Schulz returns it, the update of a tall matrix is transposed, so it is not contiguous.
+    """
+    whole = whole_matrix(shape, index, place, seed, {"momentum": 7, "update": 8}[what]).bfloat16()
+    return whole.T.contiguous().T if what == "update" and shape[0] > shape[1] else whole
 
 
 def run_functions(

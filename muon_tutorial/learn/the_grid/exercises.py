@@ -137,9 +137,12 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
     yield f"{say_ranks(stuck).capitalize()} timed out: {run.reports[stuck[0]].stuck}. {inside}"
 
 
-def _judge_heard(run: AnswerRun) -> Iterator[str]:
+def _judge_heard(run: AnswerRun) -> Iterator[str | Diagnosis]:
     for rank, report in enumerate(run.reports):
         heard, expected = read_groups(report.returned), run.expected(rank)
+        if report.outside:
+            what = f"Rank {rank} also asks in {report.outside} groups that it is not in. Only members may."
+            yield Diagnosis(what, ("Only the gathering belongs under if rank in ranks.",))
         if heard is None:
             what = f"Return a list of ranks for each group of this rank, here {expected}."
             yield f"Rank {rank} returned {report.returned!r}. {what}"

@@ -53,12 +53,16 @@ def say_ranks(ranks: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """One rank's result, the groups it made, the error of a wait that timed out, and its number of calls."""
+    """One rank's result, the groups it made, the error of a wait that timed out, and its number of calls.
+
+    ``outside`` is how many of these calls it made for groups of others.
+    """
 
     returned: Any
     made: tuple[tuple[int, ...], ...]
     stuck: str = ""
     gathers: int = 0
+    outside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +101,12 @@ def play_answers(
 
 def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
     """One rank's part. A wait that times out is reported; any other error is raised."""
-    made, gathers = list[tuple[int, ...]](), list[str]()
+    made, gathers = list[tuple[int, ...]](), list[bool]()
 
     def note(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if original.__name__ in _HEARING:
-            gathers.append(original.__name__)
+            groups_of_others = dist.GroupMember.NON_GROUP_MEMBER
+            gathers.append(any(each is groups_of_others for each in (*given, *named.values())))
         else:
             ranks = given[0] if given else named.get("ranks")
             made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
@@ -114,7 +119,7 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
             if not is_about_lost_rank(error):
                 raise
             return AnswerReport(None, tuple(made), str(error).splitlines()[0], len(gathers))
-    return AnswerReport(returned, tuple(made), gathers=len(gathers))
+    return AnswerReport(returned, tuple(made), gathers=len(gathers), outside=sum(gathers))
 
 
 _HEARING = ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce")

@@ -42,6 +42,12 @@ class StepDifference:
     broke: str
 
     @property
+    def stopped(self) -> str:
+        """A sentence on the error that ended the step; empty if none did."""
+        said = "; ".join(map(str.strip, self.broke.splitlines())).replace(":; ", ": ")
+        return f" It stopped with {said}" if said else ""
+
+    @property
     def first(self) -> Mark | None:
         """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
@@ -63,8 +69,7 @@ class StepDifference:
         first, lines = self.first, []
         for phase, name in enumerate(PHASES, 1):
             if first and first.phase == phase:
-                stopped = f" It stopped with {self.broke.splitlines()[0]}" if self.broke else ""
-                said = f"{first.what}{stopped}"
+                said = f"{first.what}{self.stopped}"
             else:
                 sent = sum(mark.phase == phase and bool(mark.what) for mark in self.marks)
                 quiet = "nothing is sent, and what ranks hold has the same bits"

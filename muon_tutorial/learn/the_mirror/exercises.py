@@ -228,7 +228,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             mark = difference.first
             if mark is None and not difference.broke:
                 continue
-            stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
+            stopped = f"{difference.stopped}." if difference.broke else ""
             stopped += _NOT_WALKED if "generator" in stopped else ""
             if mark is None:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])

@@ -162,6 +162,9 @@ class NotedPhases:
     def newton_schulz(self, entry: BucketEntry, whole: Tensor) -> Tensor:
         """Phase 4: Newton–Schulz, which refuses a matrix that is not whole."""
         self.diarist.note(3, entry.matrix.name, whole)
+        if whole.shape != entry.matrix.shape:
+            due, came = tuple(entry.matrix.shape), tuple(whole.shape)
+            raise UsageError(f"{entry.matrix.name} has the shape {due}, and job.newton_schulz got {came}")
         update = newton_schulz_update(whole, whole.shape, self.step.parameters[entry.matrix.param].group)
         self.diarist.note(4, entry.matrix.name, update)
         return update

@@ -262,8 +262,8 @@ _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
     ("The size factor is missing.", "The root of max(1, rows / columns).", _slipped(factor="missing")),
     ("The size factor lacks its root.", "The root of max(1, rows / columns).", _slipped(factor="no root")),
     (
-        "The size factor is upside down: rows are outputs, so their number is the numerator.",
-        "W.shape[0] / W.shape[1]",
+        "For this wide matrix your size factor is √(columns / rows), not 1. Rows are always the numerator.",
+        "W.shape[0] / W.shape[1], and at least 1, then the root.",
         _slipped(factor="turned"),
     ),
     (
