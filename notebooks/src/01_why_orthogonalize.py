@@ -203,7 +203,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# Each optimizer makes this of the gradient (Muon "as it runs" approximates, as in lesson 02):
+# This is what each optimizer makes of the gradient (Muon "as it runs" is the approximation of lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -277,7 +277,7 @@ print(lesson.say_stages(run))
 #
 # <details><summary>Hint</summary>
 #
-# The first two lines are those of your last answer, and their result goes into `zeropower_via_newtonschulz`.
+# The first two lines are those of your `svd_update`, and their result goes into `zeropower_via_newtonschulz`.
 # `W.add_(update, alpha=a)` adds `a * update`, so sign, learning rate and size factor go into `alpha`.
 #
 # </details>
@@ -348,7 +348,7 @@ sorting.check(split)
 # </details>
 
 # %%
-hidden, rest = split_parameters(run.model)  # the package's: two lists of pairs (name, parameter)
+hidden, rest = split_parameters(run.model)  # for Muon, a list of groups; for AdamW, of pairs (name, parameter)
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]

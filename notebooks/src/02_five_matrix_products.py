@@ -170,9 +170,9 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. There your function gets G in
-# **bfloat16** (16 bits a number): keep its dtype. To get torch's bits, write both sums of your `step` with
-# `torch.addmm`.
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. There your function gets `G` in
+# **bfloat16** (16 bits a number): compute and return in the dtype of `G`. To get torch's bits, write both sums of your
+# `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #

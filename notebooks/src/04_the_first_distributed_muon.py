@@ -330,8 +330,8 @@ fair.check(fair_shares)
 # </details>
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones, each three times a square one's
-# work:
+# The smallest GPT-2 has 12 layers, each with four square matrices and two large ones. A large one takes three times the
+# work of a square one:
 
 # %%
 fair_shares = fair.accepted_or(lesson.shares_by_index)

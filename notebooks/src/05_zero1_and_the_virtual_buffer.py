@@ -212,8 +212,9 @@ local_range = ranges.accepted_or(lesson.local_range)
 # orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
 # Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. The thrifty way
-# sends only parts of matrices that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2
-# bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* in a step, either way?
+# sends only parts of matrices that straddle, each part straight to every rank that keeps another part of its matrix.
+# An entry travels as bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* in a
+# step, either way?
 #
 # <details><summary>Hint</summary>
 #
@@ -394,7 +395,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Let one rank more join along dp, which moves all boundaries:
+# Let one more rank join along dp, which moves all boundaries:
 
 # %%
 joined = lesson.plan_of(dp + 1, tp, bucket)

@@ -411,7 +411,7 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare their lists first.
-# - After one call in the row and one in the column, everybody has heard of everybody.
+# - If ranks pass on what they have heard, one call in the row and one in the column let everybody hear of everybody.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. The ranks that wait are witnesses.
 #
@@ -447,7 +447,7 @@ quiz.check(measured)
 # With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own:
 
 # %% tags=["ranks"]
-mine.groups = grouping.accepted_or(mine.groups)
+mine.groups = grouping.accepted_or(mine.groups)  # your function of this page, if it has passed
 rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.ring_all_gather), backend=backend)
 print(*rings, sep="\n")
 

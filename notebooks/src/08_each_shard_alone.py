@@ -126,9 +126,9 @@ update = torch.cat(shards, dim=1)
 compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So
-# a flat spectrum proves nothing. Compare with UVᵀ itself: the **cosine** is 1 if two matrices point the same way, and
-# 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
+# All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
+# flat spectrum proves nothing. Compare with UVᵀ itself, by two numbers: the **cosine** is 1 if two matrices point the
+# same way, and 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -168,7 +168,7 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? Energy is a square, as in lesson 01, now of each entry of `Uᵀ · update · V`. Which
+# And where does the update act? As in lesson 01, energy is a square, here of each entry of `Uᵀ · update · V`. Which
 # shares are on the diagonal, beside it in the square, and outside, on ignored inputs?
 #
 # <details><summary>Hint</summary>
@@ -347,9 +347,9 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the update's singular
-# values were √tp times too large, and Moonshot's factor is √tp times too small. The errors cancel, so the wrong
-# update has the right size!
+# Where a ratio is below 1, a shard's factor is too *large*. Take the first line, our matrix cut by columns: its
+# update's singular values were √tp times too large, and its factor by Moonshot's rule is √tp times too small. The
+# errors cancel, so the wrong update has the right size!
 #
 # ## Repair it: gather first
 #

@@ -163,8 +163,8 @@ lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
 # Without tp, `zero1` adds only the dp gather to the bill of AdamW with ZeRO-1, so it sends (4 + 2 + 4) / (4 + 4) = 1.25
-# times as much (Liu et al., 2025). As state, the optimizer's memory, AdamW keeps two moments an entry and Muon one, and
-# ZeRO-1 divides either by dp.
+# times as much (Liu et al., 2025). An optimizer's *state* is what it remembers from step to step: two moments an
+# entry for AdamW, one for Muon. ZeRO-1 divides either by dp.
 #
 # ## Fetch only what straddles
 #

@@ -112,8 +112,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Which arrows lead to
-# another replica? (Under **expert parallel**, EP, each rank has its own *experts*, small MLPs that each get some of the
-# tokens. All other matrices are *dense*.)
+# another replica? (In the picture's last layout, **expert parallel** or EP, each rank has its own *experts*, small MLPs
+# that each get some of the tokens. All other matrices are *dense*.)
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)

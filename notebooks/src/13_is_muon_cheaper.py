@@ -68,10 +68,11 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # ## Bytes
 #
-# Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
-# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
-# owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in phases 1 and 7
-# only. Count what one rank sends on a ring. (Owners send more or less than others: take the dp group's mean.)
+# Compare **like for like**: all bytes sent between each rank's *raw* gradient, `g[B]{U_dp}`, and new weights on all
+# ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix
+# *lives* with one owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in
+# phases 1 and 7 only. Count what one rank sends on a ring. (Owners send more or less than others: take the dp group's
+# mean.)
 #
 # <details><summary>Hint</summary>
 #
@@ -153,7 +154,7 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and, with `owner`, on whether averaging counts.
+# all_reduce), and, for `owner`, which expects averaged gradients, on whether their averaging counts.
 #
 # ## Time, as a profiler logs it
 #

@@ -242,7 +242,7 @@ print(lesson.say_clocked())
 
 # %% [markdown]
 # For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust
-# what it counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
+# what the planner counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
 #
 # <details><summary>Why so far off, sources, and worse rows</summary>
 #
@@ -264,8 +264,8 @@ print(lesson.say_clocked())
 # - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
-#   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out: then more of them
-#   travel in a call of their own.
+#   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
+#   beyond 1,024): then more of them travel in a call of their own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

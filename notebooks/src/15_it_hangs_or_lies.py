@@ -117,7 +117,8 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack (read it from the bottom up):
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. It was
+# recorded when these functions stood in another file.)
 
 # %%
 print(lesson.recorded_dump())
@@ -134,7 +135,6 @@ print(lesson.recorded_dump())
 # </details>
 
 # %% tags=["volatile"]
-print(hang.reports[0].flight[-1:])  # an entry as PyTorch keeps it; then the last ones as a table
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
@@ -211,7 +211,8 @@ print(suspects(waits(lesson.logs(hang))))
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# Rank 2 has not even made `load` (a call with "…" has not returned). So open the file where the steps begin:
+# In step 3, rank 2 has not even begun `load`. ("…" stands behind a call that has not returned.) So open the file where
+# the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))

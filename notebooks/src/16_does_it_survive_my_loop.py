@@ -66,8 +66,8 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 lesson.show_plain()
 
 # %% [markdown]
-# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if
-# you use it? Which others must change, so that the run survives a kill?
+# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if you
+# use it? And which others must change if the run is to survive a kill?
 #
 # *Easy · 3 minutes · required*
 
