@@ -111,7 +111,7 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
 # along dp keep no copies of it. Each rank's columns are written out row after row, and dp cuts this flat list of B
-# entries into equal parts: `m[B_dp]` (a small letter means flat). Which entries does a rank keep?
+# entries into equal parts: `m[B_dp]` (the small m means flat). Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 
@@ -216,7 +216,7 @@ join.check(whole)
 
 # %% tags=["stub"]
 answers = {
-    "copies": ...,  # how many ranks hold the weight's first column?
+    "copies": ...,  # with one more place along dp, how many ranks would hold the weight's first column?
     "kept": ...,  # how many entries of the momentum does rank 0 keep? Ask reports[0].momentum.
 }
 
@@ -227,7 +227,7 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# answers = {"copies": dp, "kept": reports[0].momentum.numel()}
+# answers = {"copies": dp + 1, "kept": reports[0].momentum.numel()}
 # ```
 #
 # </details>

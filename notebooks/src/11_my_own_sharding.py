@@ -225,7 +225,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 56 bytes a rank, on average, on the way back*
+# *Medium · 6 minutes · required · par 56 bytes a rank in all, on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):
@@ -596,7 +596,7 @@ lesson.quiz().check(answers)
 # %% [markdown]
 # ## Your functions in `muon_step`, on real ranks
 #
-# `muon_step` gets four matrices, and some ranks have no rows of some of them. How many collectives does each rank call
+# `muon_step` gets five matrices, and some ranks have no rows of some of them. How many collectives does each rank call
 # in this step?
 #
 # *Easy · 2 minutes · required*
@@ -619,7 +619,7 @@ compare({"calls": calls}, {"calls": made})
 # All ranks call for every matrix, once on the way out and once on the way back.
 #
 # ```python
-# calls = [2 * 4] * (dp * tp)
+# calls = [2 * 5] * (dp * tp)
 # ```
 #
 # </details>

@@ -133,6 +133,11 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
     assert lesson.holders_exercise(dp, tp).check(lesson.who_holds)
 
 
+def counts_along_dp(row: int, column: int, dp: int, tp: int, length: int) -> Any:
+    on, keeper = lesson.who_holds(row, column, dp, tp, length)
+    return on, keeper % tp * dp + keeper // tp
+
+
 # A fused weight.
 
 
@@ -200,4 +205,8 @@ WRONG_CUTS = [
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (lesson.shapes_exercise, SHAPES),
     (lesson.qkv_exercise, WRONG_CUTS),
+    (
+        partial(lesson.holders_exercise, 2, 2),
+        [(counts_along_dp, "Ranks count along tp first: a rank is its")],
+    ),
 )

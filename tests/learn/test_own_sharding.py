@@ -50,7 +50,7 @@ def test_other_right_ways_pass_and_a_broadcast_sends_more() -> None:
         assert lesson.check_gather(3, 2, 1, open_exercise()).check(gather)
     given_back = lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()))
     assert (
-        "Yours takes 100 bytes a rank on the way back; par is 56."
+        "Yours takes 108 bytes a rank on the way back; par is 56."
         in given_back.check(tried.broadcast).message
     )
     assert given_back.check(tried.redistribute_later)
@@ -117,7 +117,7 @@ def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> N
 
 def test_a_failed_step_and_a_wrong_step_are_told() -> None:
     notes = tuple(on_ranks.TrialNote("assign", 0, {}) for _ in range(1))
-    owners = dict.fromkeys(range(4), 0)
+    owners = dict.fromkeys(range(5), 0)
     trial = on_ranks.RankTrial((0,), owners, notes, differs=2)
     run = on_ranks.FunctionsRun(1, 1, 0, (trial,))
     assert "matrix 2 differs on rank 0" in str(exercises.explain_functions(run))
@@ -139,4 +139,4 @@ def test_every_rank_calls_for_every_matrix() -> None:
             update = None if full is None else zeropower_via_newtonschulz(full)
             param -= lr * config.redistribute_fn(update, owners[index], state)
 
-    assert lesson.run_loop(step, lesson.ThreeFunctions(), 3, 0) == ([True] * 3, [2 * 4] * 3)
+    assert lesson.run_loop(step, lesson.ThreeFunctions(), 3, 0) == ([True] * 3, [2 * 5] * 3)

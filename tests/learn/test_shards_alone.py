@@ -97,7 +97,14 @@ def backwards(piece: Tensor, dim: int, group: Any) -> Any:
     return torch.cat(gathered(piece, group)[::-1], dim=dim)
 
 
+def one_tensor(piece: Tensor, dim: int, group: Any) -> Any:
+    pieces = [torch.empty_like(piece)] * group.size()
+    dist.all_gather(pieces, piece, group=group)
+    return torch.cat(pieces, dim=dim)
+
+
 WRONG: list[tuple[Callable, str]] = [
+    (one_tensor, "Hint: [empty] * n is one tensor, n times"),
     (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
     (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
     (lambda *given: along(lambda dim: 0)(*given).view(shards_alone.SHAPE), "right, but at row 0, column"),

@@ -115,6 +115,12 @@ def swapped(mine: Tensor, owner: int, state: State) -> Any:
     return whole.view(shape_of(state)) if dist.get_rank() == owner else None
 
 
+def skips_idle(mine: Tensor, owner: int, state: State) -> Any:
+    """Wrong: a rank that has nothing to send or to take does not call."""
+    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
+    return right.gather(mine, owner, state) if any(send) or any(take) else None
+
+
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
     """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
@@ -136,6 +142,15 @@ def broadcast(update: Tensor | None, owner: int, state: State, as_it_lies: bool 
 def keeps_all(update: Tensor | None, owner: int, state: State) -> Any:
     part = right.redistribute(update, owner, state)
     return part if update is None else update
+
+
+def of_no_dtype(update: Tensor | None, owner: int, state: State) -> Any:
+    """Wrong: a rank without the update brings an empty tensor of float32."""
+    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
+    take, send = splitting(mine, owner, state, ranks_of(state).index(owner))
+    flat, part = torch.empty(0) if update is None else update.flatten(), mine.flatten()
+    dist.all_to_all_single(part, flat, take, send, group=state["group"])
+    return part.view(state["local_shape"])
 
 
 def no_answer(update: Tensor | None, owner: int, state: State) -> Any:
@@ -163,7 +178,7 @@ ASSIGNED: list[tuple[Any, str]] = [
         "and name different owners",
     ),
     (lambda params, state: dict.fromkeys(range(len(params)), ranks_of(state)[0]), "of them get any"),
-    (lambda params, state: {0: ranks_of(state)[0]}, "an owner for each of the parameters 0 to 3"),
+    (lambda params, state: {0: ranks_of(state)[0]}, "an owner for each of the parameters 0 to 4"),
     (5, "Give a function."),
     (lambda params, state: state["ranks"], "assign raised on rank 0: KeyError: 'ranks'"),
 ]
@@ -179,6 +194,10 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
+    (
+        skips_idle,
+        "had returned without making the call. Only the owner gets the matrix, but every rank calls",
+    ),
     (uneven, "dist.gather wants equal pieces"),
     (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Only"),
     (swapped, "Hint: Only the owner takes, and all ranks send to its place in the group alone"),
@@ -190,6 +209,7 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
         lambda update, *given: None if update is None else right.redistribute(update, *given),
         "Timeout in redistribute, matrix 0: rank 0 waited",
     ),
+    (of_no_dtype, "Hint: All tensors of the call are bfloat16, as the update is."),
     (no_answer, "every rank must return its part, but it returned None"),
     (
         lambda *given: right.redistribute(*given).float(),

@@ -147,9 +147,14 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     def changed(change: Callable[[list[int], int], Any]) -> Callable[..., Any]:
         return lambda *case: change(*on_ranks.who_holds(*case))
 
+    def by_tp(row: int, column: int, dp: int, tp: int, length: int) -> Any:
+        on, keeper = on_ranks.who_holds(row, column, dp, tp, length)
+        return on, keeper % tp * dp + keeper // tp
+
     slips = (
         ("dp copies the weight.", changed(lambda on, keeper: (on[:1], keeper))),
         ("That rank keeps another slice.", changed(lambda on, keeper: (on, on[0]))),
+        ("Ranks count along tp first: a rank is its place along dp times tp, plus that along tp.", by_tp),
         ("First who has the weight, then who has the momentum.", changed(lambda *both: both[::-1])),
     )
     hints = (

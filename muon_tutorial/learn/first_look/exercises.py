@@ -131,6 +131,6 @@ def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
-        ("copies", at.size("dp"), "Count the ranks that hold the same columns as rank 0."),
+        ("copies", at.size("dp") + 1, "Ranks of one column of the grid hold the same columns: add a row."),
         ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
     )

@@ -339,7 +339,11 @@ def quiz(ranks: int) -> Exercise:
     sent = on_ranks.predict_ring(ranks)
     return numbers(
         ("zeros", LENGTH - own, "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0)."),
-        ("busiest", fair_shares(WORST), f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST})."),
+        (
+            "busiest",
+            fair_shares(WORST),
+            f"Put the slider at {WORST}, or ask the lesson's lesson.fair_shares({WORST}).",
+        ),
         ("bytes", sent, "Take the par of your all_gather, or ask counted[0][1].ring."),
         within=1e-6,
     )

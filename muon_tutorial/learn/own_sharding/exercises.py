@@ -187,6 +187,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),
+        ("different dtypes" in note.error, "All tensors of the call are bfloat16, as the update is."),
         (any(word in note.error for word in ("PerRank", "Split sizes", "split size")), splits),
         (any(word in note.error for word in ("size", "split", "shape")), uneven),
         otherwise="Which matrix is it, and how many rows does this rank hold of it?",

@@ -37,8 +37,11 @@ Call = Literal["assign", "gather", "redistribute", "step"]
 
 
 def shapes_of(ranks: int) -> list[tuple[int, int]]:
-    """Matrices that are hard to cut over ``ranks`` ranks: uneven, one row, even, and one row too many."""
-    return [(2 * ranks + 1, 6), (1, 8), (4 * ranks, 4), (ranks + 1, 10)]
+    """Matrices that are hard to cut over ``ranks`` ranks: uneven, one row, even, one row too many, one row.
+
+    If owners take turns, one of the single rows belongs to the rank that holds it, and all others are idle.
+    """
+    return [(2 * ranks + 1, 6), (1, 8), (4 * ranks, 4), (ranks + 1, 10), (1, 8)]
 
 
 def whole_matrix(shape: tuple[int, int], *numbers: int) -> Tensor:

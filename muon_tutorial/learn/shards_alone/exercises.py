@@ -199,7 +199,7 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     return Exercise(judge, hints, praise, keeps=("gather_whole",))
 
 
-def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None:
+def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | Diagnosis | None:
     cut = f"Cut by {'columns' if dim else 'rows'}, rank {rank}"
     if not isinstance(result, Tensor):
         return f"{cut}: return a matrix, not {type(result).__name__}."
@@ -220,7 +220,10 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
     if value is None:
         return f"{cut}: the place at row {row}, column {column} was never filled."
     there = f"row {value // SHAPE[1]}, column {value % SHAPE[1]}"
-    return f"{cut}: the shape is right, but at row {row}, column {column} is the entry of {there}."
+    what = f"{cut}: the shape is right, but at row {row}, column {column} is the entry of {there}."
+    shards = result.chunk(run.tp, dim)
+    one = run.tp > 1 and all(shard.equal(shards[0]) for shard in shards)
+    return Diagnosis(what, ("[empty] * n is one tensor, n times: make n tensors.",)) if one else what
 
 
 def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:

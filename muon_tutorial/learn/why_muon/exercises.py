@@ -232,7 +232,7 @@ def _slipped(**slips: Any) -> WholeStep:
         least = 0.0 if slips.get("factor") == "below 1" else 1
         power = {"missing": 0.0, "no root": 1.0}.get(slips.get("factor", ""), 0.5)
         factor = max(least, rows / columns) ** power
-        slipped = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * decay}
+        slipped = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * decay, "no lr": decay}
         shrink = 1 - slipped.get(slips.get("decay", ""), lr * decay)
         sign = 1 if slips.get("sign") == "up" else -1
         if slips.get("decay") == "late":
@@ -251,6 +251,7 @@ _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
         "G.lerp(buffer, momentum)",
         _slipped(nesterov="turned"),
     ),
+    ("Weight decay lacks lr.", "W shrinks by lr * weight_decay.", _slipped(decay="no lr")),
     ("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
     (_SCALED, "W.mul_(1 - lr * weight_decay)", _slipped(decay="adjusted")),
     (
