@@ -214,7 +214,7 @@ lesson.explore(run, orthogonalize, live=widgets)
 #
 # Suppose no step may move a layer's output too far, whatever the input. The longest arrow counts, so divide `update`
 # by its largest singular value. Then compute its *promise*, how far the loss would fall if the gradient stayed the
-# same: multiply each entry by the same entry of `G`, and add up the products.
+# same: multiply each entry by `G`'s in the same place, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -359,7 +359,8 @@ print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# What the model learns about one byte depends on which other bytes are in the batch. Does that hurt?
+# What the model learns about one byte depends on which other bytes are in the batch. So does it hurt if Muon steps
+# embedding or head?
 
 # %%
 print(lesson.say_extra_lanes(race))

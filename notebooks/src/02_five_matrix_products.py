@@ -301,8 +301,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Do more steps bring the result all the way to `U @ Vt`? The distance is the size of the difference, divided by that
-# of `U @ Vt`.
+# Do more steps bring the result all the way to `U @ Vt`? Their distance is the size of their difference, divided by
+# that of `U @ Vt`.
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -356,7 +356,7 @@ print(lesson.say_published())
 # %% [markdown]
 # An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 training
 # steps, about thirty of a gradient's 64 values are below 0.01 (in this gradient, after 300 training steps, three).
-# Polar Express and CANS lift most, because their `a` changes from step to step, and begins larger.
+# Polar Express and CANS lift most, because their first `a` is above 8.
 #
 # ## Recap
 #

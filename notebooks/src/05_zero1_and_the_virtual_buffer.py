@@ -180,6 +180,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # %% tags=["stub"]
 def local_range(global_range, place, length):
     # of the slice that is number `place` in its bucket, from 0; (0, 0) if it has nothing of the matrix
+    # local_range((0, 130), 2, 55) is (0, 20): the slice goes from 110 to 165
     start, stop = global_range
     return ...
 
@@ -254,7 +255,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # Filled boxes are what one rank holds during a step:
 
 # %%
-lesson.draw_step(plan, rank=tp % (dp * tp))
+lesson.draw_step(plan, rank=tp % (dp * tp))  # place 1 along dp, if there is one
 
 # %% [markdown]
 # A step makes three collectives for each bucket. As layouts:

@@ -304,7 +304,7 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
-# with another order waits for ranks that never come. At which call do ranks differ?
+# with another order waits for ranks that never come. Which call is the first to differ?
 #
 # *Easy · 4 minutes · required*
 
@@ -413,7 +413,8 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # - All ranks make all groups, in the same order. Compare their lists first.
 # - If ranks pass on what they have heard, one call in the row and one in the column let everybody hear of everybody.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
-# - A rank that skips a call returns without an error. The ranks that wait are witnesses.
+# - A rank that skips a call returns without an error. Ranks that report a timeout only waited: they did
+#   nothing wrong.
 #
 # </details>
 #
@@ -444,7 +445,7 @@ quiz.check(measured)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# With your `ring_all_gather` from `my_muon.py` (here `mine`), every dp group makes a ring of its own:
+# `mine` is your `my_muon.py`. With its `ring_all_gather`, every dp group makes a ring of its own:
 
 # %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)  # your function of this page, if it has passed

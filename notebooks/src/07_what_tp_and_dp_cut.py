@@ -285,7 +285,8 @@ holders.check(who_holds)
 # <details><summary>Hint</summary>
 #
 # Row r of what is cut lies on rank r // step, with the step of `local_shape`. Stacked, a head has a run of rows in
-# each third: where are the first and the last row of each run? Cut one by one, its runs lie alike in all three.
+# each third: where are the first and the last row of each run? Cut one by one, a head's rows are on the same ranks in
+# q, k and v, so one third is enough.
 #
 # </details>
 #
@@ -327,8 +328,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. If q, k and v are cut as one weight, every head is torn; if they
-# are cut one by one, some may be torn where tp does not divide their number.
+# Every shape is correct, and no error is raised. If q, k and v are cut as one weight, every head is torn; one by
+# one, some may be torn where tp does not divide the number of heads.
 #
 # <details><summary>This has happened</summary>
 #

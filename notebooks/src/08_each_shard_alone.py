@@ -87,7 +87,7 @@ lesson.picture_of_cuts(tp)
 # ## Predict
 #
 # Each shard, orthogonalized alone, has only singular values of 1. What is the largest singular value of all shards
-# side by side? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256.)
+# side by side? And would pure noise give the same singular values? (Our gradient is 64 × 256.)
 #
 # *Easy · 2 minutes · required*
 

@@ -136,7 +136,7 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** lead from one of these states to another, along *one* axis:
+# **Hops** lead from one state below to another, along *one* axis:
 #
 # ```text
 # Shard(1)      cut along dimension 1    W[I, J_tp]

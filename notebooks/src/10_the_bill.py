@@ -71,7 +71,7 @@ lesson.draw_boundary(dp, tp)
 # %% tags=["stub", "predict"]
 replicated = ...  # every rank works on every matrix
 round_robin = ...  # the ranks at dp position i % dp work on matrix i (lesson 04); o is matrix 1
-zero1 = ...  # every rank works on matrices of which its slice has a part
+zero1 = ...  # a rank works on every matrix that its slice has a part of
 owner = ...  # one rank of the whole grid works on it; its tp neighbours own other matrices
 
 # %%

@@ -111,7 +111,7 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many you have asked for and not finished. A window of 1 gives
+# Each matrix costs memory, so a **window** limits how many are asked for, but not worked off. A window of 1 gives
 # this loop. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all
 # work done?
 #

@@ -67,8 +67,15 @@ clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# A step makes five kinds of collective calls: load (makes weights whole over tp), average, gather (makes matrices
-# whole over tp, in `update`), share (each owner updates its weights with lr and sends them to its dp group) and log.
+# A step makes these calls, along tp, dp or both:
+#
+# ```text
+# load     tp   makes weights whole
+# average  dp
+# gather   tp   makes matrices whole, in `update`
+# share    dp   each owner updates its weights with lr, and sends them
+# log      both
+# ```
 #
 # In a second run, rank 1 uses another learning rate from step 2 on. A step has six results, the *rungs* of a ladder.
 # Which is the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?

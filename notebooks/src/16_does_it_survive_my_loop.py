@@ -318,7 +318,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # "load": do the new ranks hold what was saved?
 # "step": given the same full gradient, do both grids take the same step?
 # "run": do the killed run and the undisturbed one end alike?
-same_bits = ...  # those that are the same to the bit, in this order, such as ["run"]
+same_bits = ...  # a list of those of these names that are the same to the bit, in the order above
 
 # %% tags=["answer", "ranks", "volatile"]
 bits = lesson.compare_bits(life, others, backend)
@@ -347,7 +347,7 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # ## Five more traps
 
 # %%
-print(lesson.say_traps(seed))
+print(lesson.say_traps(seed))  # a default or rule that surprises people, and what happens
 
 # %% [markdown]
 # <details><summary>Why does a matrix move further in the first line, at the same <code>lr</code>?</summary>
