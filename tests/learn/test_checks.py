@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(mak
     for said, slip in slips:
         assert_wrong(exercise, slip, said)
     assert exercise.check(right)
-    assert_wrong(exercise, lambda *given: "odd", f"For {say.format(*cases[0])}: odd, where ")
+    odd = "give a dictionary" if isinstance(right(*deepcopy(cases[0])), Mapping) else "odd, where "
+    assert_wrong(exercise, lambda *given: "odd", f"For {say.format(*cases[0])}: {odd}")
     assert (
         exercise.check(lambda *given: ...).passed is exercise.check(lambda *given: (..., ...)).passed is None
     )

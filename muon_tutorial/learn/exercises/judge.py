@@ -299,9 +299,13 @@ def _judge_written(
             made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases]))
             where = f"For {say.format(*case)}"
             hints: tuple[str, ...] = ()
-            if isinstance(mine, Mapping) and isinstance(due, Mapping) and mine.keys() == due.keys():
+            if isinstance(due, Mapping):
+                if not isinstance(mine, Mapping) or mine.keys() != due.keys():
+                    return Diagnosis(f"{where}: give a dictionary with the keys {', '.join(map(str, due))}.")
                 key = next(key for key in due if not _alike(mine[key], due[key]))
                 where, mine, due, hints = f"{where}, {key}", mine[key], due[key], hints_of.get(key, ())
+            if mine is ...:
+                return Diagnosis(f"{where} is still open.", hints)
             what = f"{where}: {_short(mine)}, where {_short(due)} is right."
             return Diagnosis(" ".join([what, *made][:2]), hints)
     return None
