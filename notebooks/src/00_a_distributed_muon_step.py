@@ -26,7 +26,8 @@ lesson.hero()
 # **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part before, during and after
 # a Muon step, and have run it on real processes with your own function.
 #
-# *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
+# *You need* Python, and an idea of what `optimizer.step()` does. No network, and no GPU: usually each process has its
+# own, but today all share your processor.
 #
 # - *Previous:* none, this is the first.
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
@@ -61,8 +62,8 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 # Muon is an optimizer like AdamW. But it **orthogonalizes** a matrix's update before applying it, and for that it
 # needs the whole matrix.
 #
-# A **process** is a running program whose memory no other process can read. Usually each has its own GPU; today all
-# share your processor. Each has a number, its **rank**, and is often called a rank itself.
+# A **process** is a running program whose memory no other process can read. Each has a number, its **rank**, and is
+# often called a rank itself.
 #
 # Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
 # of columns; along **dp** (data parallel) it is *copied*, and each copy sees different data. We write this **layout**

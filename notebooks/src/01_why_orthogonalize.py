@@ -57,8 +57,8 @@ race = lesson.recorded_race()
 # ## Place your bet
 #
 # Three optimizers have trained the same small GPT on the bytes of real text. **SGD** follows the gradient as it is,
-# **Adam** (here AdamW, which also shrinks the weights) divides each entry by its usual size, and **Muon** makes all
-# directions of the gradient equally loud.
+# **Adam** (here AdamW) divides each entry by its usual size, and **Muon** makes all directions of the gradient
+# equally loud.
 
 # %%
 print(race)
@@ -92,12 +92,12 @@ lesson.explore_race(race, live=widgets)
 # %% [markdown]
 # <details><summary>Was it fair?</summary>
 #
-# The three runs differ in one thing: which optimizer steps the *hidden* matrices, those of attention and MLP. In all
-# three, AdamW steps the rest (the embedding at the beginning, the head at the end, and the small vectors of the
-# norms), at the rate that was best for AdamW alone. For the hidden matrices we tried rates a factor of two apart, and
-# the best was never at either end. SGD has the same momentum as Muon (0.95, Nesterov), and all rates fall in a
-# straight line to zero. The thin lines are other seeds. Still, one small model proves little. [Keller Jordan's
-# post](https://kellerjordan.github.io/posts/muon/) reports long runs, and
+# AdamW is Adam, and shrinks the weights as well. The three runs differ in one thing: which optimizer steps the
+# *hidden* matrices, those of attention and MLP. In all three, AdamW steps the rest (the embedding at the beginning,
+# the head at the end, and the small vectors of the norms), at the rate that was best for AdamW alone. For the hidden
+# matrices we tried rates a factor of two apart, and the best was never at either end. SGD has the same momentum as
+# Muon (0.95, Nesterov), and all rates fall in a straight line to zero. The thin lines are other seeds. Still, one
+# small model proves little. [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) reports long runs, and
 # `python -m muon_tutorial.learn.why_muon.race` records this race again.
 #
 # </details>
@@ -260,8 +260,9 @@ lesson.picture_of_drops(drops)
 #
 # <details><summary>Why a size factor, and what is decoupled?</summary>
 #
-# A tall matrix spreads a change of the same length over more outputs. The factor makes each output move as far as in
-# a square matrix. Weight decay is called *decoupled* here because it never touches the gradient.
+# Orthogonalizing forgets the gradient's length, so only learning rate and shape decide how far a weight moves. A tall
+# matrix spreads a change of the same length over more outputs. The factor makes each output move as far as in a
+# square matrix. Weight decay is called *decoupled* here because it never touches the gradient.
 #
 # </details>
 #
@@ -272,8 +273,7 @@ lesson.picture_of_drops(drops)
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Orthogonalizing forgets the gradient's length, so only learning rate and shape decide how far a weight moves. Write
-# the whole update, with the same bits as `torch.optim.Muon`.
+# Write the whole update, with the same bits as `torch.optim.Muon`.
 #
 # <details><summary>Hint</summary>
 #

@@ -67,7 +67,7 @@ print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# The squares of the singular values now add up to 1, so none is above 1.
+# Since the squares add up to 1, no singular value is above 1.
 #
 # Take `X Xᵀ X` as the third power of `X`, and write `U S Vᵀ` for each `X`. `VᵀV` and `UᵀU` are identities, so the
 # directions stay, and each singular value is cubed:
@@ -121,8 +121,7 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# With Muon's numbers, values never come to rest, and land only *near* 1. But `a` is large, and lifts quiet values
-# fast.
+# So values land only *near* 1. But `a` is large, and lifts quiet values fast.
 #
 # <details><summary>What would bring values to rest?</summary>
 #
@@ -214,7 +213,7 @@ whole.check(newton_schulz)
 # %% [markdown]
 # ## Under the microscope
 #
-# Each step applies the polynomial once more: quiet dots climb, and loud ones swing.
+# From step to step, quiet dots climb, and loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -263,7 +262,7 @@ bound.check(lowest, highest)
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A start at 1.2 is harmless, but one at 1.3 explodes. That is why Newton–Schulz divides first.
+# A start at 1.3 explodes. That is why Newton–Schulz divides first.
 #
 # ## What does it cost?
 #
@@ -315,8 +314,7 @@ print(lesson.say_steps(rows, recorded.matrix))
 #
 # ## Play: your numbers against theirs
 #
-# Do your `a`, `b` and `c` bring this gradient's singular values nearer to 1, on average, than the published ones
-# (Keller Jordan, YouJiacheng, Polar Express, CANS)?
+# Do your `a`, `b` and `c` bring this gradient's singular values nearer to 1, on average, than the published ones?
 
 # %%
 lesson.duel(live=widgets)
@@ -355,8 +353,8 @@ print(lesson.say_published())
 
 # %% [markdown]
 # An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 training
-# steps, about thirty of a gradient's 64 values are below 0.01 (in this gradient, after 300 training steps, three).
-# Polar Express and CANS lift most, because their first `a` is above 8.
+# steps, about thirty of a gradient's 64 values are below 0.01. Polar Express and CANS lift most, because their first
+# `a` is above 8.
 #
 # ## Recap
 #

@@ -70,8 +70,6 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 # **all_gather**, each rank brings one piece and leaves with every piece.
 #
 # ## Predict
-#
-# Take more ranks and a larger tensor:
 
 # %%
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
@@ -247,12 +245,12 @@ ring.check(ring_all_gather)
 # ## Write the other half
 #
 # Your function gets all pieces of this rank's tensor and returns piece number `rank`, summed over all ranks. Where
-# must piece p start, to end on rank p? (Look at the top picture.)
+# must piece p start, to end on rank p?
 #
 # <details><summary>Hint</summary>
 #
-# Piece 0 has to end at rank 0 after it has been everywhere else. So it sets out from rank 1, and each rank on its way
-# adds its own piece 0 to what came.
+# Look at the top picture. Piece 0 has to end at rank 0 after it has been everywhere else. So it sets out from rank 1,
+# and each rank on its way adds its own piece 0 to what came.
 #
 # </details>
 #
@@ -405,8 +403,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few. (We always count
-# what *one rank sends*, on a ring.)
+# Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few.
 #
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
@@ -422,8 +419,8 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# With S for the bytes of the whole tensor, a rank sends what stands here. (In an all_to_all, each rank brings a piece
-# for every rank, and S counts the pieces of all.)
+# We always count what *one rank sends*, on a ring. With S for the bytes of the whole tensor, that is what stands
+# here. (In an all_to_all, each rank brings a piece for every rank, and S counts the pieces of all.)
 #
 # | collective | bytes |
 # |---|---|

@@ -173,8 +173,7 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# No error, and all ranks agree, because all added up the same buffers. Only a comparison with *one process* finds the
-# mistake.
+# All ranks agree, because all added up the same buffers. Only a comparison with *one process* finds the mistake.
 #
 # ## Be the saboteur
 #
@@ -185,8 +184,6 @@ print(lesson.say_outcome(torn))
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# By step 2 everything is red, and still the ranks agree.
-#
 # ## Fix it
 #
 # The place of a matrix in the buffer must follow from what all ranks know, here the shapes. Write the function so
@@ -339,9 +336,9 @@ for ranks in (6, 8, 128):
     print(f"{ranks:3} ranks: the busiest has {fair_shares(lesson.COSTS, ranks):.1f} fair shares")
 
 # %% [markdown]
-# Among 6 owners two get all the large ones. Among 8, for which the early code was made, work is equal. Below, on the
-# right, the costliest matrix comes first, and each goes to the rank with the least work so far. Which numbers of
-# ranks suit round robin (by index)?
+# Among 6 owners two get all the large ones. The early code was made for 8. Below, on the right, the costliest matrix
+# comes first, and each goes to the rank with the least work so far. Which numbers of ranks suit round robin (by
+# index)?
 
 # %%
 lesson.explore_loads(live=widgets)

@@ -227,7 +227,7 @@ for window in (1, 2, 3, 6):
 
 # %% [markdown]
 # Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. There work and sending are
-# most alike, and only the shorter of the two can be hidden behind the longer. A larger window holds more bytes.
+# most alike, and only the shorter of the two can be hidden behind the longer.
 
 # %% [markdown]
 # ## Find the missing wait
@@ -394,7 +394,7 @@ again.check(forward, backward)
 print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
 
 # %% [markdown]
-# The last stage gains nothing, and the others come down to it. The price is a third more computing.
+# The price is a third more computing.
 
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
@@ -552,9 +552,17 @@ expected = lesson.predict_recorded(recording)
 print(lesson.say_gains(recording, with_window_3, expected))
 
 # %% [markdown]
-# In the first row and the last, your time is a fifth too short. Your two clocks belong to one rank, and these ranks share:
-# on the loopback two cores, for which 2.9 of them had work at any moment; on the bus the link, which needed 849 of the
-# 907 ms for their 21 MB. So hardly anything was left to hide. The timed world counts that:
+# In the first row and the last, your time is a fifth too short, because your two clocks belong to one rank, and these
+# ranks share their cores or the link.
+#
+# <details><summary>How little was left to hide</summary>
+#
+# On the loopback, ranks shared two cores, for which 2.9 of them had work at any moment. On the bus they shared the
+# link, which needed 849 of the 907 ms for their 21 MB.
+#
+# </details>
+#
+# The timed world counts what ranks share:
 
 # %%
 lesson.explore_recording(recording, expected, live=widgets)

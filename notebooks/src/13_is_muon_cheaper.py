@@ -198,8 +198,8 @@ lesson.reading_exercise(rows).check(at_work)
 # </details>
 
 # %% [markdown]
-# On a GPU a kernel (a GPU program) does the work, and both CPU and GPU may get an **annotation**, a label over a stretch
-# of time. So one collective leaves four events, as in this made-up trace:
+# On a GPU a kernel does the work, and both CPU and GPU may get an **annotation**, a label over a stretch of time. So
+# one collective leaves four events, as in this made-up trace:
 
 # %%
 events = lesson.made_up_trace()
@@ -251,7 +251,7 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# The report's own traces, in milliseconds over five steps, by field:
+# The report's own traces, in milliseconds over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
@@ -305,9 +305,9 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# In 1.1 % of the step the CPU *calls* the optimizer. The kernels that this call queues fill more than half of the
-# GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
-# because both runs were counted about twice. Did both do the same work?
+# The 1.1 % is only the CPU's *call*. The kernels that it queues fill more than half of the GPU's span. Async was
+# *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes, because both runs were
+# counted about twice. Did both do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -318,13 +318,12 @@ print(lesson.say_bytes())
 # ## Waiting is not transfer
 #
 # A kernel keeps running until its peers arrive, so the only published trace, rank 0's, shows waiting as
-# communication. With *all* ranks on one clock you can tell waiting from transfer: a rank that needs something from
-# all others cannot finish before the last one has joined the call.
+# communication. With *all* ranks on one clock you can tell waiting from transfer. How long did each rank wait?
 #
 # <details><summary>Hint</summary>
 #
-# When did the last rank ask? Each rank that asked earlier waited from its own request until that moment, unless it
-# was done before.
+# A rank that needs something from all others cannot finish before the last one has joined the call. When did the last
+# rank ask? Each rank that asked earlier waited from its own request until that moment, unless it was done before.
 #
 # </details>
 #
@@ -384,8 +383,7 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# With the same batch, and links 64 times slower, with which strategy does Muon reach that loss before AdamW, which
-# takes 1.1 × as many steps?
+# With the same batch, and links 64 times slower, with which strategy does Muon reach that loss before AdamW?
 #
 # <details><summary>Hint</summary>
 #
@@ -477,15 +475,15 @@ print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
 # An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and one rank works on a
-# matrix instead of two. `boundary` sends as little but works twice, and `gram` sends less but does not keep the bits. So
-# by bytes and work you would take `layerwise`. (By time, on slow links and without tp, `boundary` won, because an
-# owner's matrices travel one after another.)
+# matrix instead of two. `boundary` sends as little but works twice, and `gram` sends less but does not keep the bits.
+# So by bytes and work you would take `layerwise`.
 #
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - Bytes, time and memory give different answers.
+# - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links and
+#   without tp, `boundary` did, because an owner's matrices travel one after another.
 # - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
 # - Waiting looks like transfer until you have the clocks of all ranks.

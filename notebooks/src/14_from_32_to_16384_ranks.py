@@ -140,13 +140,13 @@ for model in (lesson.UNSEEN, lesson.MODEL):
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# They help where ranks are many, because there a step mostly waits for bytes. Latency (lesson 03) adds less.
+# They help where ranks are many, because there a step mostly waits for bytes.
 #
 # ## Inside a node and between nodes
 #
 # A node is one machine with 8 GPUs and 8 network cards. All dp rings through a node share its cards evenly. With tp=1
-# there is one ring, so it has all 8 cards. With tp=8 there are eight rings, so each has only one card. If each rank
-# sends its part of the gradients once, in fp32, how many seconds does that take?
+# there is one ring. With tp=8 there are eight, so each has only one card. If each rank sends its part of the
+# gradients once, in fp32, how many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -178,7 +178,7 @@ print(lesson.say_wires())
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# Only a rank that holds an expert can own it. A model with a trillion entries:
+# Only a rank that holds an expert can own it:
 
 # %%
 print(lesson.say_experts())
@@ -189,7 +189,7 @@ print(lesson.say_experts())
 #
 # ## Even entries, uneven work
 #
-# Give each owner as many *entries* as the others, and the left half of the next picture looks perfect:
+# Give each owner equally many *entries*, and the left half of the next picture looks perfect:
 
 # %%
 print(lesson.say_shapes())
@@ -213,8 +213,8 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# On the machine that drew this page it nearly did. Where Newton–Schulz is fast, many small matrices take longer than
-# one large one, although it has more operations.
+# Not always. Where Newton–Schulz is fast, many small matrices take longer than one large one, although it has more
+# operations.
 #
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #
@@ -335,8 +335,13 @@ most.check(most_ranks)
 # </details>
 
 # %% [markdown]
-# The planner adds the latency of each all_reduce, so the lines cross before your number, above all for the smaller
-# model. (H100s at 400 TFLOP/s, as in [Llama 3's training](https://arxiv.org/abs/2407.21783), with 4 million tokens.)
+# The planner adds the latency of each all_reduce, so the lines cross before your number.
+#
+# <details><summary>For which GPUs, and how many tokens?</summary>
+#
+# H100s at 400 TFLOP/s, as in [Llama 3's training](https://arxiv.org/abs/2407.21783), with 4 million tokens.
+#
+# </details>
 
 # %%
 most_ranks = most.accepted_or(lesson.most_ranks)
