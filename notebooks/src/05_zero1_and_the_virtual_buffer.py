@@ -63,8 +63,8 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# With **ZeRO-1**, each entry of the momentum is kept on one rank only. (The 1 says that only the optimizer's memory
-# is cut, and weights remain copies.) The picture shows the same entries three times:
+# With **ZeRO-1**, each entry of the momentum is kept on one rank only, while weights remain copies. The picture shows
+# the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
@@ -124,7 +124,7 @@ lesson.explore(plan, bucket, live=widgets)
 #
 # ## Where is this entry?
 #
-# Pick a matrix, and follow one entry.
+# Follow one entry:
 
 # %%
 lesson.explore_entry(plan, live=widgets)
@@ -165,8 +165,8 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # %% [markdown]
 # ## Find your range
 #
-# An item's `global_range` says which entries of the bucket belong to a matrix. Its `local_range` says which entries
-# of this rank's slice belong to that matrix, counted from the start *of the slice*.
+# An item's `global_range` says which entries of the bucket belong to a matrix, and its `local_range` which entries of
+# this rank's slice do, counted from the start *of the slice*.
 #
 # <details><summary>Hint</summary>
 #
@@ -258,13 +258,17 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 lesson.draw_step(plan, rank=tp % (dp * tp))  # place 1 along dp, if there is one
 
 # %% [markdown]
-# A step makes three collectives for each bucket. As layouts:
+# A step makes three collectives for each bucket.
+#
+# <details><summary>The three collectives, as layouts</summary>
 #
 # ```text
 # gradients                 g[B]{U_dp} → g[B_dp]
 # inputs of Newton–Schulz   x[B_dp]    → x[B]
 # weights                   w[B_dp]    → w[B]
 # ```
+#
+# </details>
 #
 # In each, a rank sends (dp − 1) / dp of a bucket on a ring. Gradients and weights take 4 bytes an entry here:
 
@@ -283,15 +287,16 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And where
-# every matrix has a bucket to itself, each rank keeps a part of all 24, so it orthogonalizes them all; with the
-# largest limit, its slices meet 9 at most (by default). So larger buckets save both messages and work. In one huge
-# bucket, though, no rank could begin until all of it had arrived.
+# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And
+# where every matrix has a bucket to itself, each rank keeps a part of all 24, so it orthogonalizes them all; with the
+# largest limit, its slices meet 9 at most (by default). In one huge bucket, though, no rank could begin until all of
+# it had arrived.
 #
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again orthogonalize all of them. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`.
-# Then a matrix lies on one rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would again orthogonalize all of them. By default the
+# package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one
+# rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)

@@ -68,11 +68,8 @@ mine = my_muon.so_far("06")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# A **group** is a set of ranks that call a collective together. Every rank is in two:
-#
-# - Its row is its **tp group**: different pieces of one matrix.
-# - Its column is its **dp group**: the same piece, and different data.
-#
+# A **group** is a set of ranks that call a collective together. Every rank is in two: its row is its **tp group**,
+# and its column is its **dp group**.
 # Which ranks are in the groups of the *last* rank?
 #
 # *Easy · 2 minutes · required*
@@ -136,8 +133,8 @@ grouping.check(groups)
 # ## Who answers?
 #
 # Every rank runs your function with the list of *all* groups. For each group that contains this rank, let the members
-# gather each other's ranks, and return what arrived. Beware: all ranks must *make* every group, members or not, but
-# only members may *gather*.
+# gather each other's ranks, and return what arrived. All ranks must *make* every group, members or not, but only
+# members may *gather*.
 #
 # <details><summary>Hint</summary>
 #
@@ -177,9 +174,6 @@ answering.check(who_answers)
 # ```
 #
 # </details>
-
-# %% [markdown]
-# `groups` and `who_answers` together:
 
 # %%
 groups = grouping.accepted_or(lesson.groups)

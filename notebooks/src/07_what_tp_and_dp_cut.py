@@ -75,7 +75,7 @@ lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
 # tp need not divide a size. As in `torch.chunk`, each rank takes size / tp entries, rounded up, until none are left.
-# So the last ranks may get fewer, or none. W is 10 × 8. What shape is the last rank's piece, cut either way?
+# W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -195,9 +195,6 @@ same_bits = ...  # True or False
 # ```
 #
 # </details>
-
-# %% [markdown]
-# Your cut decides which bytes each rank gets:
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
@@ -321,9 +318,6 @@ tearing.check(torn)
 #
 # </details>
 
-# %% [markdown]
-# On the left the weight is cut as one matrix, on the right q, k and v one by one:
-
 # %%
 lesson.slide_qkv(live=widgets)
 
@@ -435,8 +429,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your cuts, in training
 #
-# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and notes on
-# each piece how it was cut, for Muon:
+# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and tells Muon
+# how:
 
 # %%
 def train(rank):
@@ -448,9 +442,6 @@ def train(rank):
     return work.kept_by(optimizer)
 
 kept = launch(train, dp * tp, backend=backend)
-
-# %% [markdown]
-# Where is an entry of `up`, by your function?
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)

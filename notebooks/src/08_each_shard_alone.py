@@ -241,10 +241,15 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## Two matrices as one
 #
-# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up.
-# Orthogonalize them as `one` and `apart`: with Gaussian gradients, 688 × 256 each, how many times as large as `one`
-# is `apart`? (The square of a matrix's size is the sum of its squared singular values.) And if gate's gradient is five
-# times larger, how many times too small is up's update in `one`?
+# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as `one`, gate above up, and not
+# `apart`. With Gaussian gradients, 688 × 256 each, how many times as large as `one` is `apart`? And if gate's
+# gradient is five times larger, how many times too small is up's update in `one`?
+#
+# <details><summary>Hint</summary>
+#
+# The square of a matrix's size is the sum of its squared singular values.
+#
+# </details>
 #
 # *Easy · 3 minutes · optional*
 
@@ -296,7 +301,7 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 #
 # ```text
 # Keller Jordan                     sqrt(max(1, m/n))
-# Moonshot AI (Liu et al., 2025)    0.2·sqrt(max(m, n)): entries about as large as in AdamW's updates
+# Moonshot AI (Liu et al., 2025)    0.2·sqrt(max(m, n))
 # ```
 
 # %%
@@ -371,7 +376,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# In the picture each entry says where it belongs, and a red cross marks the first misplaced one:
+# Each entry says where it belongs, and a red cross marks the first misplaced one:
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -412,7 +417,7 @@ print(lesson.say_cost(costs, tp))
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try your function in float32, on the real gradient and the power law.
+# Find this update, in float32.
 #
 # <details><summary>Hint</summary>
 #
@@ -487,8 +492,6 @@ quiz.check(answers)
 
 # %% [markdown]
 # ## Gathered first
-#
-# Gather, orthogonalize, keep your columns:
 
 # %%
 def all_together(rank):

@@ -98,7 +98,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # </details>
 
 # %% [markdown]
-# In our notation, with a small letter for the flat buffer of B entries:
+# In our notation:
 #
 # ```text
 # 1 reduce_scatter    g[B]{U_dp} → g[B_dp]
@@ -117,7 +117,7 @@ replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
 # The momentum never travels: after phase 1, each rank updates its range `m[B_dp]` and computes from it x, the input
-# of Newton–Schulz. Phase 2 sends x.
+# of Newton–Schulz, which phase 2 sends.
 #
 # ## Meet the objects
 #
@@ -129,7 +129,7 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# For o, rank 0's master plan has the piece's `shape` and its `global_range`, its place in the bucket:
+# For o, rank 0's master plan has the piece's `shape` and its `global_range`:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
@@ -167,7 +167,7 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# Jen Wei's script (2025), the blueprint of this course, left a matrix flat, as it lies in the bucket:
+# Jen Wei's script, our blueprint, left a matrix flat, as it lies in the bucket:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))

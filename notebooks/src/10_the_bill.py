@@ -101,7 +101,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # ## A bill by hand
 #
 # On a ring of P ranks, each rank sends P − 1 messages in a reduce_scatter or an all_gather, each as large as one
-# rank's share, and twice as many in an all_reduce.
+# rank's share.
 #
 # <details><summary>Hint</summary>
 #
@@ -203,7 +203,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks take your counts as the split sizes of one `all_to_all_single`, one count for each rank:
+# Real ranks take your counts as the split sizes of one `all_to_all_single`:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -324,8 +324,6 @@ quiz.check(answers)
 
 # %% [markdown]
 # ## Does the ledger agree?
-#
-# Your bill for rank 0:
 
 # %%
 bill = by_hand.accepted_or(lesson.bill)
@@ -334,7 +332,7 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Now real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

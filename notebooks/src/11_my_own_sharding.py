@@ -58,8 +58,7 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Each row of the picture is a function that you write, and Muon gets all three in a `DistributedConfig`. Here is its
-# loop:
+# Each row of the picture is a function that you write, and Muon's loop gets all three in a `DistributedConfig`:
 
 # %%
 def muon_step(params, momenta, owners, config, lr):
@@ -152,8 +151,7 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# `dist.gather` wants equal pieces, but `dist.all_to_all_single` takes split sizes. Here rank r brings r entries, and
-# rank 0 takes all:
+# `dist.gather` wants equal pieces, but `dist.all_to_all_single` takes split sizes:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):

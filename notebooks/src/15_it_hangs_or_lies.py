@@ -58,7 +58,7 @@ matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), l
 # ## The rank that complains did nothing wrong
 #
 # In the picture, rank 2 ran out of data a step early and left the loop. The others waited for it, and all error
-# messages came from them. Now see how the tools find that.
+# messages came from them.
 #
 # You repair broken runs of one training loop, whose matrices have owners along dp:
 
@@ -131,13 +131,12 @@ print(hang.reports[3].stack)
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them if
-# `TORCH_FR_BUFFER_SIZE` is set before the ranks start:
+# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them:
 #
-# <details><summary>What it does not know</summary>
+# <details><summary>How to switch it on, and what it does not know</summary>
 #
-# The flight recorder was made for NCCL. With Gloo, torch 2.13 records the kind of call, its group, its number and its
-# sizes, but not whether it has ended.
+# Set `TORCH_FR_BUFFER_SIZE` before the ranks start. The flight recorder was made for NCCL. With Gloo, torch 2.13
+# records the kind of call, its group, its number and its sizes, but not whether it has ended.
 #
 # </details>
 
@@ -225,7 +224,7 @@ print(lesson.say_calls(hang, 3))
 print(clinic.read("hang", "train"))
 
 # %% [markdown]
-# Repair it: `check` runs the repaired file on real ranks.
+# Repair it.
 #
 # *Easy · 2 minutes · required*
 
@@ -292,11 +291,10 @@ print(searching.accepted_or(lesson.first_wrong)(lie))
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# The letters are a hash of all bits, and `start` means the first weights.
+# <details><summary>How to read the ladder</summary>
 #
-# <details><summary>How can a rung below a red one be green?</summary>
-#
-# Newton–Schulz works in bfloat16, which may round a wrong last bit away.
+# The letters are a hash of all bits, and `start` means the first weights. A rung below a red one can be green,
+# because Newton–Schulz works in bfloat16, which may round a wrong last bit away.
 #
 # </details>
 #

@@ -251,8 +251,7 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Real ranks try both functions. Between two checkpoints the last rank kills itself, and new ranks go on, on another
-# grid, with *your* `load`.
+# Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with *your* `load`.
 
 # %%
 survived.check(save, load)
