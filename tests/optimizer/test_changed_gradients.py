@@ -102,7 +102,7 @@ def perceptron() -> torch.nn.Sequential:
 def test_a_step_that_is_skipped_by_the_models_zero_grad_leaves_no_trace(
     strategy: str | None, factor: float, again: bool
 ) -> None:
-    (model, both), (other, its) = pair(strategy), pair(None)
+    (model, both), (other, its) = pair(strategy), pair(strategy)
     backward_into(model, factor)
     norm = both.ready_gradients(1.0)
     assert norm is not None

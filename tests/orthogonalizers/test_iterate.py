@@ -31,6 +31,7 @@ from muon_tutorial.orthogonalizers.products import (
 )
 from muon_tutorial.orthogonalizers.recipe import Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
+from scripts.result_files import bf16_flags
 
 from ..exhaustive import left_out
 
@@ -225,6 +226,8 @@ SLOW = (768, 768), (3072, 768), (1024, 256)  # a CPU without bf16 units takes mi
     "shape", [(320, 320), (512, 128), (130, 130), (97, 1000), *map(left_out, SLOW)], ids=str
 )
 def test_one_thread_or_two_give_the_same_bits_in_bf16(shape: tuple[int, int]) -> None:
+    if shape in ((97, 1000), *SLOW) and "amx_bf16" in bf16_flags():
+        pytest.skip("with AMX, torch.optim.Muon's own bits depend on the number of threads here, too")
     G = matrix(*shape)
     for name in (name for name in ALGORITHMS if RECIPES[name].dtype is torch.bfloat16):
         one = orthogonalize(G, RECIPES[name])
