@@ -78,7 +78,7 @@ def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
 
 
 def _requests(text: str) -> dict[int, str]:
-    """Read each rank's request from torch's message that requests do not match."""
+    """Read each rank's request from torch's message about requests that differ."""
     return {
         int(rank): f"{kind} of {shape or 'nothing'} {dtype or ''}".strip()
         for rank, kind, shape, dtype in _FINGERPRINT.findall(text)

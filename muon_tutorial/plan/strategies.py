@@ -272,7 +272,7 @@ def owner(
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` assigns them by index, and a sequence lists the rank of each matrix.
-        round_bytes: how many bytes of whole matrices, in bf16 as they travel, a rank may own in all rounds in
+        round_bytes: how many bytes of whole matrices (in bf16, as they travel) a rank may own in rounds in
             flight together (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. A rank
             also holds the pieces that it sends, and an update for each copy of a parameter.
 

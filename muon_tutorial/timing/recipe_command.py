@@ -45,7 +45,9 @@ def add_recipes(commands: argparse._SubParsersAction) -> None:
         metavar="FOLDER",
         help=f"where to save the times ({default_folder()})",
     )
-    parser.add_argument("--device", default="cpu", help="what to measure on, such as cuda (cpu)")
+    parser.add_argument(
+        "--device", default="cpu", help="the device to measure on, such as cuda (default: cpu)"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a process (torch's default)")
     parser.add_argument("--again", action="store_true", help="measure again, even if times are saved")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")

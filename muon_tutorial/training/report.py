@@ -80,8 +80,7 @@ def _of_cut(verdict: CheckVerdict) -> str:
     """The part of the sentence about matrices that stay cut; empty if there are none."""
     if not verdict.cut_error:
         return ""
-    bound = f"{verdict.cut_error:.2g} of their bound from the Gram form"
-    return f", except those that stay cut, which are within {bound}"
+    return f", except those that stay cut, which differ from the Gram form by {verdict.cut_error:.2g} of their bound"
 
 
 def size(count: float) -> str:

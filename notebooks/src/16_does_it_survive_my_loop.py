@@ -190,7 +190,7 @@ print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that i
 # %% tags=["stub"]
 def clip(gradients, limit):
     # gradients: DTensors on a mesh of two axes, each cut along both, one, or none
-    # where their norm together is above limit, shorten all of them to it, by one factor
+    # if their norm, all together, is above limit, scale all of them by one factor, down to limit
     return ...  # change them in place, then return None
 
 # %%

@@ -134,7 +134,9 @@ def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
     for verdict in verdicts[0]:
         assert verdict.passed
         assert 0 < verdict.cut_error < 1
-        assert "except those that stay cut, which are within" in describe_verdict(verdict, 2)
+        assert "except those that stay cut, which differ from the Gram form by" in describe_verdict(
+            verdict, 2
+        )
         assert not replace(verdict, cut_error=1.1).passed
 
 

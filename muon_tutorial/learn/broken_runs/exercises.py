@@ -60,7 +60,7 @@ STORIES = {
     "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
     "it.",
     "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
-    "A": "Data wants a seed for each place along dp, weights want one for all. Copies agree: owners share "
+    "A": "Data needs a seed for each place along dp, weights need one for all. Copies agree: owners share "
     "their rows.",
     "B": "A call must not depend on a rank's own numbers: some ranks skipped it, so their groups waited.",
     "C": "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",

@@ -311,7 +311,7 @@ def steps_exercise() -> Exercise:
     """The exercise: how many times Muon's steps AdamW may take in the same time."""
     slips = (
         ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
-        ("That is only the excess: half as many more is 1.5 times.", lambda adamw, muon: muon / adamw - 1),
+        ("That is only the excess: 0.5 more means 1.5 times as many.", lambda adamw, muon: muon / adamw - 1),
         ("Those are seconds. How many times as many steps fit?", lambda adamw, muon: muon - adamw),
     )
     say, praise = "{} s with AdamW and {} s with Muon", "If AdamW needs more steps than that, Muon is ahead."

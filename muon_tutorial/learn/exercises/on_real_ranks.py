@@ -21,7 +21,7 @@ from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
 
 OTHERS = "The other ranks:"
 _OURS = re.compile(rf' at File "{re.escape(str(Path(__file__).parents[2]))}.*')
-"""The place of a rank that is in a line of this package, not of the reader."""
+"""The end of a rank's line in a report that names a place in this package, not in the reader's code."""
 _CELL = re.compile(r"Cell In\[\d+\], line")
 
 

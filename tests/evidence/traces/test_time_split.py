@@ -104,7 +104,7 @@ SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
     ),
     # A rank is blocked from 8 to 36 ms, requests at 10, waits until 30, and data move until 35. Then 8 to 10
     # and 35 to 36 are communication, too.
-    "if all ranks report flights, a rank blocked outside of them communicates": (
+    "if all ranks report flights, a rank blocked outside of them counts as communicating": (
         (replace(EARLY, compute=(), blocked=((8 * MS, 36 * MS),)), LATE),
         {"waiting": 20 * MS, "communication": 8 * MS, "unsplit": 0},
     ),
