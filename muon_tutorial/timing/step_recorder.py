@@ -115,7 +115,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note the time of this block as that of products. The package's own Newton–Schulz needs no such block."""
+        """Note this block's time as that of products. The package's own Newton–Schulz needs no such block."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))

@@ -80,7 +80,8 @@ def _of_cut(verdict: CheckVerdict) -> str:
     """The part of the sentence about matrices that stay cut; empty if there are none."""
     if not verdict.cut_error:
         return ""
-    return f", except those that stay cut, which differ from the Gram form by {verdict.cut_error:.2g} of their bound"
+    error = f"{verdict.cut_error:.2g} of their bound"
+    return f", except those that stay cut, which differ from the Gram form by {error}"
 
 
 def size(count: float) -> str:
