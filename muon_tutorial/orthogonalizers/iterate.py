@@ -253,8 +253,8 @@ def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]
 def _norms(X: Tensor) -> Tensor:
     """The Frobenius norm of each matrix, fp32, [.., 1, 1].
 
-    Each row is summed first, so that neither stacking nor the number of threads changes the order of
-    additions.
+    Each row is summed first, so the order of additions is the same for one matrix and a stack, and for any
+    number of threads.
     """
     rows = torch.linalg.vector_norm(X, dim=-1, dtype=torch.float32)  # [.., n]
     return torch.linalg.vector_norm(rows, dim=-1)[..., None, None]

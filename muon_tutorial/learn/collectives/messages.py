@@ -39,7 +39,7 @@ def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = tor
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
-    """What a tensor holds, or None if it is neither a piece nor a sum of one piece's summands."""
+    """What a tensor holds: a piece, or a sum of one piece's summands; None if it is something else."""
     flat = tensor.detach().reshape(-1)
     value = float(flat[0]) if flat.numel() else float("nan")
     if not (0 < value < 2**24 and value.is_integer() and bool((flat == value).all())):
