@@ -497,8 +497,13 @@ CONFIGS: dict[str, tuple[bytes | str | Mapping[str, Any], str]] = {
 }
 
 
+ASK_TRANSFORMERS = {"another type", "what transformers cannot build", "more layers than anything has"}
+
+
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_config_that_cannot_be_used_says_why(case: str, tmp_path: Path) -> None:
+    if case in ASK_TRANSFORMERS:
+        pytest.importorskip("transformers", reason="the extra 'hosts' brings it")
     config, said = CONFIGS[case]
     path = tmp_path / "config.json"
     text = json.dumps(config) if isinstance(config, Mapping) else config
