@@ -245,8 +245,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. Each direction of `G` can add at most the singular value of `G` there, and
-# adds all of it only if the update's singular value there is 1. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. Each direction of `G` can add at most its own singular value, and adds all of
+# it only if the update's is 1 there. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -266,8 +266,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. The last line of the table is no longer the update: it is
-# what weight decay takes from `W`.)
+# (**RMS**, root mean square, is the usual size of an entry. The last line of the next table is no longer the update: it
+# is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -428,7 +428,7 @@ print(lesson.say_cost(G))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - A gradient is loud in a few directions. Muon makes all of them equally loud.
-# - Among all updates whose loudest direction is equally loud, Muon's promises the most.
+# - Among all updates with the same largest singular value, Muon's promises the most.
 # - The update is momentum, Nesterov, orthogonalize, size factor, decay, add.
 # - It is for hidden matrices. AdamW has the embedding, the head and the norms.
 #

@@ -93,7 +93,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each half a rank sends one piece in each round, and every piece but one passes through its hands.
+# In each half a rank sends every piece but one, one piece a round.
 #
 # ```python
 # messages = 2 * (many - 1)
@@ -267,8 +267,8 @@ hard.check(ring_reduce_scatter)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The piece that rank r sends first, number r − 1, travels P − 1 places on the ring and ends at rank r − 1. Receive
-# into a new tensor: `total` may still be leaving, and in the first round it is one of the caller's own pieces.
+# The piece that rank r sends first, number r − 1, travels `ranks - 1` places on the ring and ends at rank r − 1.
+# Receive into a new tensor: `total` may still be leaving, and in the first round it is one of the caller's own pieces.
 #
 # ```python
 # def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -419,8 +419,8 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# We always count what *one rank sends*, on a ring. With S for the bytes of the whole tensor, that is what stands
-# here. (In an all_to_all, each rank brings a piece for every rank, and S counts the pieces of all.)
+# We always count what *one rank sends*: on a ring or, in an all_to_all, gather or scatter, straight to its goal. S is
+# the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank, and S counts all pieces.)
 #
 # | collective | bytes |
 # |---|---|

@@ -302,8 +302,8 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
-# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many times a fair
-# share is the busiest rank's work?
+# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many fair shares does
+# the busiest rank get?
 #
 # *Easy · 4 minutes · required*
 
@@ -393,8 +393,8 @@ print(lesson.say_clock(alone, pair))
 # %% [markdown]
 # <details><summary>How to read these times</summary>
 #
-# If each rank has its own core, a pair in which both do everything takes about as long as one process, since all work
-# is done twice at once. With round robin each rank does half of it and sends a buffer. If the pair takes much longer
+# If each rank has its own core, a pair in which both do everything takes about as long as one process, since both
+# work at the same time. With round robin each rank does half of it and sends a buffer. If the pair takes much longer
 # than the single process, its ranks share cores or memory. Then compare only the last two lines.
 #
 # </details>

@@ -179,7 +179,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 
 # %% tags=["stub"]
 def local_range(global_range, place, length):
-    # of the slice that is number `place` in its bucket, from 0; (0, 0) if it has nothing of the matrix
+    # the matrix's range in slice number `place`, from 0; (0, 0) if that slice has nothing of it
     # local_range((0, 130), 2, 55) is (0, 20): the slice goes from 110 to 165
     start, stop = global_range
     return ...
@@ -213,14 +213,14 @@ local_range = ranges.accepted_or(lesson.local_range)
 # orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
 # Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. The thrifty way
-# sends only parts of matrices that straddle, each part straight to every rank that keeps another part of its matrix.
+# sends only parts of matrices that straddle, straight to the ranks that keep the other parts.
 # An entry travels as bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* in a
 # step, either way?
 #
 # <details><summary>Hint</summary>
 #
-# When whole buckets are gathered on a ring, a rank sends one slice, dp − 1 times, for each bucket. For the thrifty
-# way, look in the picture which matrices rank 0 shares with others, and how many entries of each it keeps.
+# When whole buckets are gathered on a ring, a rank sends dp − 1 slices of each bucket, one of them its own. For the
+# thrifty way, look in the picture which matrices rank 0 shares with others, and how many entries of each it keeps.
 #
 # </details>
 #
@@ -240,7 +240,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends them 3 times. Two of its matrices
+# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends as many 3 times. Two of its matrices
 # straddle. Its 92 entries of A go to one other rank, and its 55 of E go to two. Or ask the plan:
 #
 # ```python
@@ -288,8 +288,8 @@ lesson.draw_buckets(costs)
 
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And
-# where every matrix has a bucket to itself, each rank keeps a part of all 24, so it orthogonalizes them all; with the
-# largest limit, its slices meet 9 at most (by default). In one huge bucket, though, no rank could begin until all of
+# where every matrix has a bucket to itself, each rank keeps a part of all 24 and orthogonalizes them all; with the
+# largest limit, it keeps parts of 9 at most (by default). In one huge bucket, though, no rank could begin until all of
 # it had arrived.
 #
 # ## One list in place of many buckets
@@ -366,8 +366,8 @@ planned.check(all_ranges)
 #
 # - ZeRO-1 cuts momentum by *entry* and not by matrix, so that every rank has an equal share of every bucket.
 # - A rank's part is the intersection of two ranges. Finding it needs no message.
-# - Matrices that straddle a boundary are gathered. Momentum stays on its rank; gradients, Newton–Schulz's inputs and
-#   weights travel.
+# - A matrix that straddles a boundary must be gathered; the blueprint gathers all. Momentum stays on its rank;
+#   gradients, Newton–Schulz's inputs and weights travel.
 # - Fewer and larger buckets mean fewer collectives, fewer matrices on a rank, less padding, and about the same bytes.
 #
 # </details>

@@ -281,7 +281,7 @@ holders.check(who_holds)
 #
 # <details><summary>Hint</summary>
 #
-# Row r of what is cut lies on rank r // step, with the step of `local_shape`. Stacked, a head has a run of rows in
+# If tp cuts rows, row r is on rank r // step, with the step of `local_shape`. Stacked, a head has a run of rows in
 # each third: where are the first and the last row of each run? Cut one by one, a head's rows are on the same ranks in
 # q, k and v, so one third is enough.
 #

@@ -64,9 +64,8 @@ _ = my_muon.so_far("08")
 # ## The picture you have just seen
 #
 # A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
-# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, which
-# `lesson.orthogonal` computes exactly, without Newton–Schulz, this matrix has ones on the diagonal and zeros
-# elsewhere:
+# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, it has ones
+# on the diagonal and zeros elsewhere (`lesson.orthogonal` computes UVᵀ exactly, without Newton–Schulz):
 
 # %%
 gradient = lesson.gradient()
@@ -101,8 +100,9 @@ guess.check(largest, noise_too)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A row of the whole consists of one row from each shard. Squares of lengths add up, so the square of each singular
-# value becomes tp. Nothing in this depends on the gradient, so noise does the same.
+# A row of the whole consists of one row from each shard. In a shard, rows have length 1 and stand at right angles.
+# Side by side they still do, but the squares of their lengths add up to tp, which is the square of each singular
+# value. Nothing in this depends on the gradient, so noise does the same.
 #
 # ```python
 # largest = round(tp**0.5, 2)
@@ -168,8 +168,8 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? As in lesson 01, energy is a square, here of each entry of `Uᵀ · update · V`. Which
-# shares are on the diagonal, beside it in the square, and outside, on ignored inputs?
+# And where does the update act? As in lesson 01, energy is a square, here of each entry of `Uᵀ · update · V`. What
+# share is on the diagonal, beside it in the square, and outside, on ignored inputs?
 #
 # <details><summary>Hint</summary>
 #
@@ -242,7 +242,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # ## Two matrices as one
 #
 # The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as `one`, gate above up, and not
-# `apart`. With Gaussian gradients, 688 × 256 each, how many times as large as `one` is `apart`? And if gate's
+# `apart`. With Gaussian gradients, 688 × 256 each, by what factor is `apart` larger than `one`? And if gate's
 # gradient is five times larger, how many times too small is up's update in `one`?
 #
 # <details><summary>Hint</summary>
@@ -458,8 +458,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as that
-#   side of a shard is still at least as long as the other side. In our case part of the update acts on inputs that
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, until that side
+#   of a shard becomes the shorter one. In our case part of the update acts on inputs that
 #   the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.

@@ -66,7 +66,7 @@ _ = my_muon.so_far("09")
 # ## Predict
 #
 # Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. Each restores the *layout* that its
-# partner changed. But after which of phases 1 to 3 can the *numbers* from before it no longer be restored? And which of
+# partner changed. But which of phases 1 to 3 changes the *numbers* in a way that nothing can undo? And which of
 # all seven send nothing?
 #
 # *Easy · 3 minutes · required*

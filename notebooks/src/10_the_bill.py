@@ -57,8 +57,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Lesson 09's matrices, all in one bucket, so it makes no difference whether dp cuts each bucket or one list (lesson
-# 05):
+# Lesson 09's matrices fill a single bucket, so cutting each bucket or one list is the same here (lesson 05):
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -70,7 +69,7 @@ lesson.draw_boundary(dp, tp)
 
 # %% tags=["stub", "predict"]
 replicated = ...  # every rank works on every matrix
-round_robin = ...  # the ranks at dp position i % dp work on matrix i (lesson 04); o is matrix 1
+round_robin = ...  # the ranks at place i % dp along dp work on matrix i (lesson 04); o is matrix 1
 zero1 = ...  # a rank works on every matrix that its slice has a part of
 owner = ...  # one rank of the whole grid works on it; its tp neighbours own other matrices
 
@@ -224,9 +223,10 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. A
-# matrix has parts at one place along dp, or at two, and all tp ranks of a place repeat its Newton–Schulz. So tp ranks
-# repeat it, or twice as many. The size of a bucket hardly matters, because dp cuts one list of all matrices (lesson 05).
+# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. Here
+# a matrix has parts at one place along dp, or at two, and all tp ranks of a place repeat its Newton–Schulz. So tp
+# ranks repeat it, or twice as many. The size of a bucket hardly matters, because dp cuts one list of all matrices
+# (lesson 05).
 #
 # </details>
 
@@ -302,7 +302,7 @@ print(lesson.say_sum(seed, texts=8))
 
 # %% tags=["stub"]
 answers = {
-    "saved": ...,  # how many bytes does the boundary gather save rank 0?
+    "saved": ...,  # how many of rank 0's bytes does the boundary gather save?
     "state": ...,  # how many bytes of state, in fp32, does rank 0 keep under zero1?
     "runs": ...,  # how many ranks run Newton–Schulz on up, under zero1?
 }

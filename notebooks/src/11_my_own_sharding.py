@@ -25,7 +25,7 @@ lesson.hero()
 # **Sixty minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
 # work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
 #
-# *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
+# *You need* lesson 03 (collectives), lesson 04 (owners, makespan), lesson 06 (groups) and lesson 07 (layouts).
 #
 # - *Previous:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
@@ -290,8 +290,8 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only. The fifth orthogonalizes a
-# weight that holds several matrices as one:
+# The fourth forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only. The fifth takes a weight of
+# several matrices for a single one:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -392,8 +392,8 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 # Save the following as `test_zero3.py` beside your `ring.py` and run it with `python test_zero3.py`. It fails,
 # because there is no `zero3.py`. Write that file, and go on until all four stages are green.
 #
-# 1. `shard(model)` gets a `Sequential` whose layers all have weights. It cuts each parameter, a bias too, flat and
-#    padded with zeros, into equal runs, and run r becomes the parameter on rank r. It returns a module, which gathers
+# 1. `shard(model)` gets a `Sequential` whose layers all have weights. It cuts each parameter, a bias too, flattened
+#    and padded with zeros, into equal parts; part r is the parameter on rank r. It returns a module, which gathers
 #    a layer's weights before the layer computes, in forward and again in backward, drops them afterwards, and averages
 #    their gradients in a reduce_scatter. `whole` takes this module, and returns a list of the whole parameters.
 # 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the

@@ -81,8 +81,9 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # <details><summary>Three traps with a stopwatch on a GPU</summary>
 #
-# Without `torch.cuda.synchronize()` your watch times the launch. With NCCL, `handle.wait()` is a launch, too: it makes
-# the current stream wait, and returns to the CPU at once. And a kernel that waits for other ranks spins, so waiting
+# Without `torch.cuda.synchronize()` your watch times the launch. With NCCL, which is Gloo's
+# counterpart on GPUs, `handle.wait()` is a launch, too: it makes the GPU's current queue (its *stream*) wait, and
+# returns to the CPU at once. And a kernel that waits for other ranks spins, so waiting
 # looks busy.
 #
 # </details>
@@ -111,7 +112,7 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many are asked for, but not worked off. A window of 1 gives
+# Each matrix costs memory, so a **window** limits how many are asked for and not yet done. A window of 1 gives
 # this loop. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all
 # work done?
 #
@@ -308,7 +309,7 @@ lesson.draw_pipelines({"GPipe": gpipe})
 #
 # The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage
 # to the last and back, how many others could pass F and B in the first stage? Count that one, too: the first stage
-# begins with so many forwards, and after them a B comes before each F.
+# begins with that many forwards, then does a B before each F.
 #
 # </details>
 #
@@ -326,7 +327,7 @@ in_turn.check(one_f_one_b)
 # <details><summary>Solution</summary>
 #
 # `stages - stage` stages are left for a micro-batch, this one included. To go through them and back takes as long as
-# F and B of `stages - stage` micro-batches on this stage, so that many keep it busy. If you begin with fewer forwards,
+# F and B of `stages - stage` micro-batches here, so this many keep the stage busy. If you begin with fewer forwards,
 # the stage waits; if you begin with more, it keeps more, and is no faster.
 #
 # ```python
@@ -473,10 +474,10 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. A wait puts your next operations behind it. With Gloo, it also tells
-#   you that it is done.
-# - The busier lane sets the pace, and prefetch hides the other one behind it. A larger window holds more buffers,
-#   until all of them are under way.
+# - A call that returns has launched something. A wait puts your next operations behind the collective. With Gloo, it
+#   also returns only when the collective is done.
+# - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
+#   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
 # - All ranks ask in one order.
 # - 1F1B and GPipe are idle for the same part, but under 1F1B a stage keeps fewer activations. If it recomputes, it
@@ -513,7 +514,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# For this recording, all ranks shared one slowed-down link: a **bus**.
+# In half of this recording, all ranks shared one slowed-down link, a **bus**.
 
 # %%
 recording = lesson.recorded()
@@ -557,7 +558,7 @@ print(lesson.say_gains(recording, with_window_3, expected))
 #
 # <details><summary>How little was left to hide</summary>
 #
-# On the loopback, ranks shared two cores, for which 2.9 of them had work at any moment. On the bus they shared the
+# On the loopback, ranks shared two cores, and on average 2.9 of them had work to do. On the bus they shared the
 # link, which needed 849 of the 907 ms for their 21 MB.
 #
 # </details>
@@ -578,8 +579,8 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved about a third, on two cores that all ranks shared with other programs. If nothing else is shared,
-# `makespan` says 13 in place of 18 times the work on a matrix.
+# Window 3 saved about a third, on two cores that all ranks shared with other programs. With nothing shared,
+# `makespan` falls from 18 times the work on a matrix to 13.
 #
 # </details>
 

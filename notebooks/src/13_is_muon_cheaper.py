@@ -60,7 +60,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 # Each **waterfall** in the picture leads from AdamW's number to Muon's, one change at a time. Bytes, time and memory
 # (lesson 10) disagree, so "cheaper" means one of them, for *one* model, dtype, batch and link.
 #
-# <details><summary>Nothing ran: who drew it?</summary>
+# <details><summary>Nothing ran: whose numbers?</summary>
 #
 # The **planner** walks a step without data, and charges it by a file that describes a machine.
 #
@@ -68,7 +68,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # ## Bytes
 #
-# Compare **like for like**: all bytes sent between each rank's *raw* gradient, `g[B]{U_dp}`, and new weights on all
+# Compare **like for like**: all bytes sent on the way from *raw* gradients, `g[B]{U_dp}`, to new weights on all
 # ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix
 # *lives* with one owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in
 # phases 1 and 7 only. Count what one rank sends on a ring. (Owners send more or less than others: take the dp group's
@@ -175,7 +175,7 @@ print(lesson.say_rows(rows))
 
 # %% [markdown]
 # A name with `c10d::` is the call, which only hands the work to another thread. That thread's event has the backend's
-# name. So how long was the sum of your gradients at work?
+# name. So for how long did it sum your gradients?
 #
 # *Easy · 3 minutes · required*
 
@@ -258,8 +258,8 @@ runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Its headlines were 0.57 × the communication, 1.1 % overhead, and async 2.1 × slower. Calculate each as the report
-# did, and then as it should be.
+# Its headlines were 0.57 × the communication, 1.1 % overhead, and 2.1 × slower with asynchronous collectives.
+# Calculate each as the report did, and then as it should be.
 #
 # <details><summary>Hint</summary>
 #
@@ -464,9 +464,9 @@ print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 #
 # <details><summary>Three names, and what is counted</summary>
 #
-# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP with an owner in each replica,
-# and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged gradients,
-# their all_reduce is counted, too.
+# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP, but with an owner in each
+# replica, and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged
+# gradients, their all_reduce is counted, too.
 #
 # </details>
 

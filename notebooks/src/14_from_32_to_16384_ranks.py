@@ -25,7 +25,7 @@ lesson.hero()
 # **Thirty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
 # latency or one matrix. You have planned models that no laptop can hold.
 #
-# *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
+# *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
 #
 # - *Previous:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
@@ -105,7 +105,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # %% tags=["stub"]
 def enough_owners(seconds):
     # seconds: Newton–Schulz of each matrix, on one owner
-    # lesson.busiest(seconds, owners): of the busiest owner, if matrices are dealt out as in lesson 11
+    # lesson.busiest(seconds, owners): the busiest owner's seconds, dealt out as in lesson 11
     return ...  # the fewest owners who all end within the costliest matrix's time
 
 # %%
@@ -213,8 +213,7 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Not always. Where Newton–Schulz is fast, many small matrices take longer than one large one, although it has more
-# operations.
+# Not always. Where Newton–Schulz is fast, many small matrices take longer than one large one with more operations.
 #
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #
@@ -227,8 +226,8 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # 1. says what the step waits for: work, bytes, latency or one matrix;
 # 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
-# 3. names the planner's weakest input, which is a number that it was given or a cost that it leaves out, such as idle
-#    pipeline stages, and says when you would choose another grid;
+# 3. names the planner's weakest point, a number that it was given or a cost that it leaves out (such as idle pipeline
+#    stages), and says when you would choose another grid;
 # 4. names the measurement that would prove you wrong.
 #
 # </details>
@@ -241,14 +240,14 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 print(lesson.say_clocked())
 
 # %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384, trust
-# what the planner counts, such as idle owners and bytes, and of its seconds only those that follow from such counts.
+# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384
+# ranks, trust what the planner counts, such as idle owners and bytes, more than its seconds.
 #
 # <details><summary>Why so far off, sources, and worse rows</summary>
 #
 # Newton–Schulz is products of known sizes. In a step it also matters what is sent, when, and over which links. HSDP's
-# optimizer sends during the next forward pass, which the planner does not know. How fast the links between the A800s'
-# nodes are was not published, and for GB300s the planner took the rates of B200s. From 8 to 32 H100s Newton–Schulz
+# optimizer sends during the next forward pass, which the planner does not know. The speed of the links between the
+# A800s' nodes was not published, and for GB300s the planner took the rates of B200s. From 8 to 32 H100s Newton–Schulz
 # gets 3.3 times faster; the planner says 4.0.
 #
 # `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches
@@ -298,9 +297,9 @@ quiz.check(answers)
 # %% [markdown]
 # ## Until when does backward hide the gradients?
 #
-# DDP averages one bucket's gradients, in bf16, while backward computes the next one's. The ranks along dp share a
-# batch evenly, and backward takes 4 operations for each token and each entry that a rank holds. Up to how many ranks
-# along dp does it take at least as long as the all_reduces, if only their bytes take time?
+# DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, while backward computes the next
+# one's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that a
+# rank holds. Up to how many ranks along dp can backward hide the all_reduces, if only their bytes take time?
 #
 # <details><summary>Hint</summary>
 #

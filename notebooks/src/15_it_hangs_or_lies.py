@@ -57,7 +57,7 @@ matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), l
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# In the picture, rank 2 ran out of data a step early and left the loop. The others waited for it, and all error
+# In the picture, rank 2 left the loop a step early. The others waited for it, and all error
 # messages came from them.
 #
 # You repair broken runs of one training loop, whose matrices have owners along dp:
@@ -77,8 +77,9 @@ print(clinic.read("hang", "take_step"))
 # log      both
 # ```
 #
-# In a second run, rank 1 uses another learning rate from step 2 on. A step has six results, the *rungs* of a ladder.
-# Which is the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
+# In a second run, rank 1 uses another learning rate from step 2 on. A step has six results, the *rungs* of a ladder;
+# `input` is what Newton–Schulz gets. Which is the first to be wrong in step 2? And when the run ends, do all copies of
+# the weights agree?
 #
 # *Easy · 2 minutes · required*
 
@@ -144,8 +145,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for those members of the
-# call's group that have begun this call fewer times than the rank itself. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for the members of the group
+# that have begun this call fewer times than it has. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -305,8 +306,8 @@ print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
 # A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
-# seed, or weights after a wrong step change both. If both are 1 and the difference is near 10⁻⁷, entries were added
-# in another order: *no bug*. The file:
+# seed, or an earlier wrong step change both; in weights a wrong lr does, too, but only a little. If both are 1 and the
+# difference is near 10⁻⁷, entries were added in another order: *no bug*. The file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -394,8 +395,8 @@ clinic.check("A", repair_a)
 #
 # <details><summary>Hint</summary>
 #
-# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask what the silent ranks
-# did *instead* of the missing call. If they made the next call of the program, they skipped one.
+# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask: the ranks that miss a
+# call, what did they do *instead*? If they made the next call of the program, they skipped one.
 #
 # </details>
 #
@@ -423,7 +424,7 @@ clinic.check("B", repair_b)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The ranks of one dp position found their own loss low enough and left `average` without its call, so the others in
+# The ranks of one place along dp found their own loss low enough and left `average` without its call, so the others in
 # their dp groups wait for them there. Whether a call is made must never depend on what one rank alone knows.
 #
 # ```python
@@ -476,7 +477,7 @@ clinic.check("C", repair_c)
 # <details><summary>Hint</summary>
 #
 # In the calls of step 1, some ranks are in a call that is not due yet. Follow the program from the last call that all
-# of them have made.
+# ranks have made.
 #
 # </details>
 #

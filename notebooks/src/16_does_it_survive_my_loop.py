@@ -294,7 +294,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 #
 # A checkpoint says of every piece which **box** of which matrix it is: rows from here to there, columns from here to
 # there. A new rank works out its boxes on the new grid, and reads from each file what its boxes share with the boxes
-# of the file. So no rank ever has to put the old buffer together again. That works for `zero1` too, although its
+# of the file. So no rank ever has to put the old pieces together again. That works for `zero1` too, although its
 # slices begin and end anywhere in a matrix: what a slice `m[B_dp]` holds of one matrix is at most three boxes, the
 # rest of a row, whole rows, and the beginning of a row.
 #
@@ -317,7 +317,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # "load": do the new ranks hold what was saved?
 # "step": given the same full gradient, do both grids take the same step?
 # "run": do the killed run and the undisturbed one end alike?
-same_bits = ...  # a list of those of these names that are the same to the bit, in the order above
+same_bits = ...  # a list, in the order above, of the names that are the same to the bit
 
 # %% tags=["answer", "ranks", "volatile"]
 bits = lesson.compare_bits(life, others, backend)
@@ -349,7 +349,7 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 print(lesson.say_traps(seed))  # a default or rule that surprises people, and what happens
 
 # %% [markdown]
-# <details><summary>Why does a matrix move further in the first line, at the same <code>lr</code>?</summary>
+# <details><summary>Why are there two factors in the first line, at the same <code>lr</code>?</summary>
 #
 # By default, as Keller Jordan published it, Muon multiplies `lr` by sqrt(max(1, rows / columns)), here sqrt(64 / 16).
 # With `adjust_lr_fn="match_rms_adamw"` it multiplies by 0.2 · sqrt(max(rows, columns)), here 0.2 · sqrt(64). Then the
@@ -361,7 +361,7 @@ print(lesson.say_traps(seed))  # a default or rule that surprises people, and wh
 # <details><summary>What to do about the last three</summary>
 #
 # `from_model` knows embedding and head by their names and places, and leaves them to AdamW. If your head has an
-# unusual name, name it in `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…,
+# unusual name, name it in `exclude=["…"]`. FSDP2 sets the sum's dtype: `MixedPrecisionPolicy(…,
 # reduce_dtype=torch.float32)`. If keys changed between saving and loading, `load` refuses, and `rename=` tells it
 # which key is which.
 #
@@ -459,7 +459,7 @@ compare({"least": least}, {"least": frugal.grid})
 # </details>
 #
 # Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times. In a terminal, where `my_muon_complete.py` (yours, completed) now lies:
+# `--max-restarts` times. Run this in a terminal, beside `my_muon_complete.py` (yours, completed):
 
 # %%
 my_muon.show_command(steps, seed)
@@ -487,8 +487,8 @@ print(my_muon.say_yours())
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
 # -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
-# with torch alone, and to the bits of one process. (It steps all grids at once. For one grid after the other, take
-# the test in the last fold.) Afterwards compare your page with the one that you put away.
+# with torch alone, and to the bits of one process. (This test steps all grids at once. The one in the last fold takes
+# grid after grid.) Afterwards compare your page with the one that you put away.
 #
 # The tests make a `DistributedMuon(params, mesh)`, and expect:
 #
@@ -512,7 +512,7 @@ print(my_muon.say_yours())
 #
 # <details><summary>A hint for this build: what to write first</summary>
 #
-# Begin with dp = tp = 1, where only the buffer is new: one `own_piece` makes parameters and gradients views of it.
+# Begin with dp = tp = 1, where only the buffers are new: `own_piece` makes parameters and gradients views of them.
 # Then cut the buffer over dp, and the matrices over tp last. The test below has its stages in this order.
 #
 # </details>
@@ -530,8 +530,8 @@ print(my_muon.say_yours())
 # <details><summary>Twenty more minutes: your optimizer on your ZeRO-3 on your ring</summary>
 #
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
-# what is missing of these two). Save this there as `test_all.py`, and run it. ZeRO-3 gives each rank an equal run of
-# every flat weight. Here each run is some whole rows, as if tp had cut the matrix. So in the last stage the ranks of
+# what is missing of these two). Save this there as `test_all.py`, and run it. ZeRO-3 gives each rank an equal part of
+# every flat weight. Here each is some whole rows, as if tp had cut the matrix. So in the last stage the ranks of
 # ZeRO-3 are the page's tp, and its parts, seen as rows, are the page's pieces.
 #
 # ```python

@@ -273,7 +273,7 @@ def say_traps(seed: int) -> str:
     whole = torch.stack(parts).sum(0)
     lost = float((low.float() - whole).norm() / whole.norm())
     traps = {
-        "learning rate": f"Muon moves a 64 × 16 matrix by {muon}, or by {adamw} at AdamW's size",
+        "learning rate": f"Muon moves a 64 × 16 matrix by {muon}, or by {adamw} with match_rms_adamw",
         "weight decay": f"the default is {decays[0]:g} in torch.optim.Muon, and {decays[1]:g} in AdamW",
         "embedding, head": "they have two dimensions, too: by shape alone, Muon would take "
         f"{by_shape} matrices, not {hidden}",

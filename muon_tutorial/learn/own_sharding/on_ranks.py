@@ -380,7 +380,7 @@ def _partial(rank: int, seed: int) -> list[str]:
     mine = whole_matrix((SIDE, SIDE), seed, rank)
     mean = torch.stack(gather_objects(mine)).mean(0)
     off = distance(zeropower_via_newtonschulz(mine), zeropower_via_newtonschulz(mean))
-    said = f"one rank's own sum, orthogonalized: {off:.2f} away from the right update"
+    said = f"one rank's summand, orthogonalized: {off:.2f} away from the right update"
     param = torch.nn.Parameter(DTensor.from_local(mine, mesh, [Partial()], run_check=False))
     try:
         Muon([param], lr=LR, distributed_config=create_dtensor_config())
