@@ -229,7 +229,7 @@ promised.check(promise)
 # <details><summary>Solution</summary>
 #
 # `update.norm()` would be the size of all directions together, but the limit is on the loudest alone. `svdvals`
-# sorts, so that one comes first.
+# sorts, so the loudest comes first.
 #
 # ```python
 # def promise(G, update):
@@ -359,8 +359,8 @@ print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# What the model learns about one byte depends on which other bytes are in the batch. So does it hurt if Muon steps
-# embedding or head?
+# With Muon, what the model learns about one byte depends on which other bytes are in the batch. So does it hurt if
+# Muon steps embedding or head?
 
 # %%
 print(lesson.say_extra_lanes(race))

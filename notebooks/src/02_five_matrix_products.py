@@ -362,7 +362,7 @@ print(lesson.say_published())
 #
 # - Odd powers keep the directions. A step moves each singular value `s` by itself, to `a s + b s³ + c s⁵`.
 # - At Frobenius norm 1 no value begins above 1. Quiet values grow by `a` in each step, and loud ones swing about 1.
-# - A step is three products, `4 short² long + 2 short³` FLOPs by the sides. A step never looks for a direction.
+# - A step is three products, `4 s² l + 2 s³` FLOPs for sides s ≤ l. A step never looks for a direction.
 #
 # </details>
 #

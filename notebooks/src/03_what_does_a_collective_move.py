@@ -93,7 +93,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each half a rank sends every piece but one, one piece a round.
+# In each half a rank sends all pieces except one, each in its own round.
 #
 # ```python
 # messages = 2 * (many - 1)
@@ -178,8 +178,8 @@ lesson.explore_switches(settings, live=widgets)
 # %% [markdown]
 # <details><summary>The fastest setting</summary>
 #
-# It is one of the two in which neighbours always differ: half of the ranks send while the others receive, and then
-# they swap.
+# Either of the two in which neighbours always differ: half of the ranks send while the others receive, and then they
+# swap.
 #
 # </details>
 #

@@ -178,7 +178,7 @@ print(lesson.say_outcome(torn))
 # ## Be the saboteur
 #
 # Spoil one gradient in step 1, first on its matrix's owner, then elsewhere. What differs from an undisturbed training
-# turns red, and the green box says whether ranks agree.
+# turns red, and the box below, on the left, says whether ranks agree.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)

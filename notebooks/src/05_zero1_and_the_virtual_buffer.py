@@ -28,7 +28,7 @@ lesson.hero()
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
-# *The 274 GB* are the 68.5 billion entries of its matrices, in 4 bytes each.
+# *The 274 GB* are the 68.5 billion entries of Llama's matrices, 4 bytes each.
 #
 # - *Previous:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
@@ -165,8 +165,8 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # %% [markdown]
 # ## Find your range
 #
-# An item's `global_range` says which entries of the bucket belong to a matrix, and its `local_range` which entries of
-# this rank's slice do, counted from the start *of the slice*.
+# An item's `global_range` gives a matrix's entries in the bucket, and its `local_range` those in this rank's slice,
+# counted from the start *of the slice*.
 #
 # <details><summary>Hint</summary>
 #
@@ -240,7 +240,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends as many 3 times. Two of its matrices
+# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends 3 times as many. Two of its matrices
 # straddle. Its 92 entries of A go to one other rank, and its 55 of E go to two. Or ask the plan:
 #
 # ```python

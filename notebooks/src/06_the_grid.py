@@ -360,7 +360,7 @@ except RankFailedError as error:
 # %% tags=["stub", "hard"]
 def groups_along(sizes, along):
     # sizes names the axes, such as {"pp": 2, "dp": 2, "tp": 2}, and the last one counts fastest
-    # along lists the axes that change within a group: ["pp", "tp"] gives [[0, 1, 4, 5], [2, 3, 6, 7]]
+    # along: the axes that change within a group; ["pp", "tp"] gives [[0, 1, 4, 5], [2, 3, 6, 7]]
     return ...
 
 # %%

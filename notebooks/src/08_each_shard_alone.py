@@ -168,12 +168,13 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? As in lesson 01, energy is a square, here of each entry of `Uᵀ · update · V`. What
-# share is on the diagonal, beside it in the square, and outside, on ignored inputs?
+# And where does the update act? As in lesson 01, energy is measured by squares, here of the entries of `Uᵀ · update ·
+# V`. What share is on the diagonal, beside it in the square, and outside, on ignored inputs?
 #
 # <details><summary>Hint</summary>
 #
-# The square has as many columns as `turned` has rows. `squares.diagonal()` are the entries on its diagonal.
+# The first columns, as many as `turned` has rows, are the square. With `squares = turned**2`, `squares.diagonal()` are
+# the entries on its diagonal.
 #
 # </details>
 #
@@ -273,7 +274,7 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 too small.
+# Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 times too small.
 # In a direction that both use alike, gate's part is five times as long as up's, and together they have length 1. So up
 # gets 1 / √(5² + 1), about a fifth. Where gate is quiet, up keeps more, so on the whole it keeps a quarter.
 #
@@ -358,7 +359,7 @@ print(lesson.say_ratios(ratios, tp))
 #
 # ## Repair it: gather first
 #
-# Put the shards together along `dim`, from `X[I, J_tp]` to `X[I, J]`.
+# Put the shards together along `dim`, from `X[I_tp, J]` or `X[I, J_tp]` to `X[I, J]`.
 #
 # <details><summary>Hint</summary>
 #

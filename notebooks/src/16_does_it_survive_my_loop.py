@@ -295,8 +295,8 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # A checkpoint says of every piece which **box** of which matrix it is: rows from here to there, columns from here to
 # there. A new rank works out its boxes on the new grid, and reads from each file what its boxes share with the boxes
 # of the file. So no rank ever has to put the old pieces together again. That works for `zero1` too, although its
-# slices begin and end anywhere in a matrix: what a slice `m[B_dp]` holds of one matrix is at most three boxes, the
-# rest of a row, whole rows, and the beginning of a row.
+# slices begin and end anywhere in a matrix. Of one matrix, a slice `m[B_dp]` holds at most three boxes: the rest of a
+# row, whole rows, and the beginning of a row.
 #
 # </details>
 #
@@ -373,8 +373,8 @@ print(lesson.say_traps(seed))  # a default or rule that surprises people, and wh
 #
 # <details><summary>Which rank keeps the momentum there?</summary>
 #
-# In torchtitan every rank keeps the momentum of its shard, as with `owner` here. In Megatron-LM the owner keeps it,
-# as with `layerwise`.
+# In torchtitan every rank keeps its shard's momentum, as in lesson 13's `owner`. In Megatron-LM a matrix's owner
+# keeps all of it, as in `layerwise`.
 #
 # </details>
 
@@ -468,7 +468,7 @@ my_muon.show_command(steps, seed)
 # <details><summary>On several machines</summary>
 #
 # Nothing in this course has been run on several machines, or with NCCL. If you have several, start the same command on
-# each, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare
+# each, with a folder that all of them see, and with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`. Then compare
 # the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
 # --nproc-per-node 2 scripts/one_page.py --dp 2 --tp 1` takes NCCL by itself, and still demands the bits of
 # `torch.optim.Muon`.

@@ -250,7 +250,7 @@ def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
     passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in ring.now) or "none"
     states = ", ".join(f"rank {rank} {ring.state(rank)}" for rank in range(SWITCHES))
     now = f"After moment {ring.moment}, messages that pass just now: {passing}"
-    return f"First of all, {firsts}. {now}. {states}. In the end, {_end(runs, ring.setting)}."
+    return f"At first: {firsts}. {now}. {states}. In the end, {_end(runs, ring.setting)}."
 
 
 def draw_every_setting(runs: SettingRuns) -> Picture:

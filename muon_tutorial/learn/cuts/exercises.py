@@ -154,7 +154,7 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     slips = (
         ("dp copies the weight.", changed(lambda on, keeper: (on[:1], keeper))),
         ("That rank keeps another slice.", changed(lambda on, keeper: (on, on[0]))),
-        ("Ranks count along tp first: a rank is its place along dp times tp, plus that along tp.", by_tp),
+        ("Ranks count along tp first: rank = place along dp * tp + place along tp.", by_tp),
         ("First who has the weight, then who has the momentum.", changed(lambda *both: both[::-1])),
     )
     hints = (
@@ -285,7 +285,7 @@ def torn_exercise() -> Exercise:
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "Cut as one, q and v of a head are never on one rank. If each is cut by itself, they lie alike."
+    praise = "Cut as one, with tp > 1, q and v of a head are never on one rank. Cut one by one, they are."
     say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 

@@ -56,7 +56,7 @@ def check_momentum(dp: int, tp: int) -> Exercise:
                 due = kept[rank].numel()
                 said = "as many as it should" if mine.numel() == due else f"and should keep {due}"
                 made = (what for what, slip in slips if _all_equal(given, slip))
-                said = f"Rank {rank} gets {mine.numel()} entries, {said}. But they are"
+                said = f"Rank {rank} gets {mine.numel()} entries, {said}. They are"
                 return f"{said} {next(made, 'not the ones that it keeps.')}"
         return None
 
@@ -131,6 +131,6 @@ def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
-        ("copies", at.size("dp") + 1, "Ranks of one column of the grid hold the same columns: add a row."),
+        ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns: count the places along dp."),
         ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
     )

@@ -55,7 +55,7 @@ def moments_of(plan: Plan) -> list[FilmMoment]:
     return [
         FilmMoment("The weight", "tp cuts its columns, dp copies it", weight, (), "before"),
         FilmMoment("The gradient", "from each rank's own data", weight),
-        FilmMoment("The momentum", "takes up the average over dp; cut over dp", kept, towards, "momentum"),
+        FilmMoment("The momentum", "takes up the mean gradient; dp cuts it", kept, towards, "momentum"),
         FilmMoment("Gather over dp", "each rank has its columns again", columns, down),
         FilmMoment("Gather over tp", "each rank has the whole matrix", whole, across),
         FilmMoment("Orthogonalize", "on each rank, with equal results", whole),

@@ -172,7 +172,7 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
         if rank == owner:
             return f"It is zero there. Rank {rank} had handed over its update: does a sum come back?"
-        return f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. What adds up?"
+        return f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. Which call adds up the buffers?"
     if run.filled(owner)[first] == right[first]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
@@ -260,7 +260,7 @@ def predict(ranks: int) -> Exercise:
 
     hints = (
         "After k1, at which offset does k1's owner write? Too early: k1's elements are missing.",
-        "Two kinds are wrong: misplaced updates, and updates whose places those reach into.",
+        "Two kinds are wrong: misplaced updates, and updates that these overlap.",
     )
     praise = "Misplaced updates are wrong, and so are the updates whose places they reach into."
     return Exercise(judge, hints, praise)
@@ -308,7 +308,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
             return Diagnosis(f"All updates arrive. But {said}", (hint,))
         if ranks > 1 and not sent[-1]:
             return "All updates are there, and no all_gather was called: how did they get there?"
-        fewer = f"a rank sends {sent[-1]:,} bytes, fewer than the updates that the others lack"
+        fewer = f"a rank sends {sent[-1]:,} bytes, too few for the updates that others lack"
         asked = "did every rank compute all of them?"
         return f"All updates are there, but {fewer}: {asked}" if sent[-1] < par else None
 

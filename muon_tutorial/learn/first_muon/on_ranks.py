@@ -357,7 +357,7 @@ def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
     sent |= {f"updates, {row.phase.split()[-1]} (bfloat16, counted)": row.ring for row in rows}
     lines = [f"{'':<44}{'sends, bytes':>14}", *(f"{name:<44}{size:>14,}" for name, size in sent.items())]
     if rows[0].ring:
-        lines.append(f"{'all_gather over all_reduce':<44}{rows[1].ring / rows[0].ring:>14.2f}")
+        lines.append(f"{'all_gather / all_reduce':<44}{rows[1].ring / rows[0].ring:>14.2f}")
     return "\n".join(lines)
 
 

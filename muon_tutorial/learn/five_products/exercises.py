@@ -233,9 +233,9 @@ def write_flops() -> Exercise:
     slips = (
         ("A multiply and an add are two operations: twice as many.", lambda *given: flops(*given) // 2),
         ("A @ A is missing.", without_square),
-        ("X meets two products: X @ X.T and (…) @ X.", without_last),
+        ("Two products have the long side: X @ X.T and (…) @ X.", without_last),
         ("That is one step.", lambda m, n, steps: flops(m, n, 1)),
-        ("That takes A on the longer side.", on_longer),
+        ("There A is l × l. It should be s × s.", on_longer),
         ("A tall matrix is laid on its side first.", lambda m, n, steps: steps * (4 * m**2 * n + 2 * m**3)),
     )
     hints = (

@@ -47,8 +47,8 @@ def check_lines() -> Exercise:
         "for_muon": {line_of("AdamW("): "It gives every parameter to AdamW, hidden matrices included."},
         "to_survive": {
             line_of("for step"): "After a restart, range(steps) begins at 0, so the run repeats data.",
-            line_of("torch.save"): "Under FSDP2, rank 0 holds only a part of each matrix, so the file would, "
-            "too. The file would also lack the momentum, and come only at the end.",
+            line_of("torch.save"): "Under FSDP2, rank 0 has only a part of each matrix, and so would the file. "
+            "It would also lack the momentum, and come only at the end.",
         },
     }
 
@@ -68,8 +68,8 @@ def check_lines() -> Exercise:
                 return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
-    two = "where the loop begins and how it saves, and a line that loads is new."
-    return Exercise(judge, praise=f"One line changes for Muon. To survive a kill, two change, {two}")
+    two = "where the loop begins and how it saves. A line that loads is new."
+    return Exercise(judge, praise=f"One line changes for Muon. To survive a kill, two change: {two}")
 
 
 _LOOK = {

@@ -227,7 +227,7 @@ def _judge_along(made: object, grid: Grid, along: Sequence[str]) -> str | None:
         rank = next((rank for rank in strange[0] if rank in grid.ranks), 0)
         return f"{strange[0]} is no group. Rank {rank}'s is {list(grid.at(rank).group(*along))}."
     if missing := [each for each in right if sorted(each) not in [sorted(other) for other in said]]:
-        return f"no group {list(missing[0])}."
+        return f"{list(missing[0])} is missing."
     twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
     return "a group, or a rank in a group, is there twice." if twice else None
 

@@ -75,7 +75,7 @@ def write_promise() -> Exercise:
 
     slips = (
         ("First divide the update by its largest singular value.", lambda G, update: (G * update).sum()),
-        ("The norm is the root of all squared singular values. Only the largest counts.", over(torch.norm)),
+        ("The norm comes from all singular values. Only the largest counts.", over(torch.norm)),
         ("Divide by the update's singular value, not by that of G.", lambda G, u: promise(u, G)),
         ("The largest entry is no singular value.", over(lambda update: update.abs().max())),
     )
@@ -116,7 +116,7 @@ def write_split(model: Module) -> Exercise:
         return None if mine == hidden else f"AdamW got {min(hidden - mine)}, which is a hidden matrix."
 
     hints = ("parameter.dim() is 2 for a matrix, and names of hidden ones begin with blocks.",)
-    return Exercise(judge, hints, "So split_parameters sorts them, too.")
+    return Exercise(judge, hints, "split_parameters sorts them the same way.")
 
 
 def gradients(shape: tuple[int, int], count: int = CALLS) -> Iterator[Tensor]:

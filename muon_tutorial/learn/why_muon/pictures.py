@@ -187,8 +187,8 @@ def say_race(race: Race, moment: int) -> str:
     first, second, third = race.ranking()
     caught = ", ".join(str(race.caught_at(seed)) for seed in SEEDS)
     return (
-        f"{text} {first} is the first at the end, before {second} and {third}. It catches up at step "
-        f"{race.caught_at()} with {second}'s last loss (with {len(SEEDS)} seeds: {caught})."
+        f"{text} {first} is the first at the end, before {second} and {third}. It reaches {second}'s "
+        f"last loss at step {race.caught_at()} (with {len(SEEDS)} seeds: {caught})."
     )
 
 

@@ -47,7 +47,7 @@ def split_exercise(plan: Plan) -> Exercise:
 
     hints = (
         "Fill the buckets first: a bucket takes matrices as long as it stays within its limit.",
-        "Then the length of a slice: the bucket's length, rounded up so that dp divides it, over dp.",
+        "Then the length of a slice: the bucket's length divided by dp, rounded up.",
         "A boundary cuts a matrix that begins before it and ends after it, not one that ends there.",
     )
     return Exercise(judge, hints, "Boundaries do not care where a matrix ends.")

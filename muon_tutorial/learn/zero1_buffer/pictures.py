@@ -152,7 +152,7 @@ def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
             x += wide + 3
         write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", color=QUIET)
     name = f"zero1_buffer-entry-{found.matrix}-{found.entry}"
-    return finish(figure, name, f"{found} Its memory: {say_memory(plan, found.rank)}.")
+    return finish(figure, name, f"{found} The rank keeps {say_memory(plan, found.rank)} entries.")
 
 
 def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
@@ -212,7 +212,7 @@ def draw_straddling(plan: Plan) -> Picture:
         write(axes, x + 14, top + 16, shown)
         keeps = ", ".join(f"rank {r} keeps {s} and sends {others * s}" for r, s in kept.items())
         said.append(f"Of {name}, {keeps}.")
-    return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([title, *said]))
+    return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([f"{title}.", *said]))
 
 
 def draw_cuts(dp: int, tp: int) -> Picture:
