@@ -96,7 +96,7 @@ lesson.explore_race(race, live=widgets)
 # *hidden* matrices, those of attention and MLP. In all three, AdamW steps the rest (the embedding at the beginning,
 # the head at the end, and the small vectors of the norms), at the rate that was best for AdamW alone. For the hidden
 # matrices we tried rates a factor of two apart, and the best was never at either end. SGD has the same momentum as
-# Muon (0.95, Nesterov), and all rates fall in a straight line to zero. The thin lines are other seeds. Still, one
+# Muon (0.95), and all rates fall in a straight line to zero. The thin lines are other seeds. Still, one
 # small model proves little. [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) reports long runs, and
 # `python -m muon_tutorial.learn.why_muon.race` records this race again.
 #
@@ -245,8 +245,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. Each direction of `G` can add at most its own singular value, and adds all of
-# it only if the update's is 1 there. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. A direction of `G` adds at most its own singular value, and all of it only if
+# the update has a 1 there. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -300,7 +300,7 @@ whole.check(muon_step)
 # <details><summary>Solution</summary>
 #
 # The decay comes before the update is added. In the other order it would shrink the new update as well, and the bits
-# would differ from torch's. (This function is not saved. Your optimizer begins in lesson 02, and takes these lines
+# would differ from torch's. (Your own optimizer begins in lesson 02, which saves right answers. It takes these lines
 # from the course.)
 #
 # ```python
@@ -372,8 +372,8 @@ print(lesson.say_extra_lanes(race))
 #
 # A table of 50,000 words is the largest, costliest matrix, and in long runs AdamW [did better on
 # both](https://kellerjordan.github.io/posts/muon/#empirical-considerations), embedding and head. Our test was not
-# quite fair: we tried every learning rate for Muon, but AdamW's rate for embedding and head was tuned where AdamW
-# steps everything, and not again beside Muon.
+# quite fair: Muon's rate was tuned in each run, but AdamW's, for embedding and head, only where AdamW steps
+# everything.
 #
 # </details>
 #

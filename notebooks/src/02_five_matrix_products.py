@@ -125,8 +125,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 #
 # <details><summary>What would bring values to rest?</summary>
 #
-# A value at 1 stays there only if `a + b + c` is 1. Others come to rest only at a value that a step leaves unchanged
-# and where the curve's slope is between −1 and 1.
+# A value at 1 stays there only if `a + b + c` is 1. Others settle only at a value that a step leaves unchanged, where
+# `a s + b s³ + c s⁵` has a slope between −1 and 1.
 #
 # </details>
 #

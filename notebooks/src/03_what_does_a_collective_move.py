@@ -291,9 +291,9 @@ hard.check(ring_reduce_scatter)
 # there is no `ring.py`. Write that file, and go on until all three stages are green.
 #
 # - `all_gather(piece, rank, ranks)`, `all_reduce(pieces, rank, ranks)` and `all_to_all(pieces, rank, ranks)` return a list
-#   of pieces, `reduce_scatter(pieces, rank, ranks)` one piece, and `broadcast(x, rank, ranks, root)` the root's x. None of
-#   them changes what it is given. In `all_to_all`, a rank brings one piece for each rank, and leaves with the pieces that
-#   were meant for it.
+#   of pieces, `reduce_scatter(pieces, rank, ranks)` one piece, and `broadcast(x, rank, ranks, root)` the x of rank
+#   `root`. None of them changes what it is given. In `all_to_all`, a rank brings one piece for each rank, and leaves
+#   with the pieces that were meant for it.
 # - In the second stage ranks may call only `dist.isend`, `dist.irecv`, `dist.send` and `dist.recv` (write `dist.` before
 #   each, so that the test can see them), and send to the next rank only.
 # - The third counts messages and their entries: what a rank passes on in a round goes in one message.
@@ -420,7 +420,8 @@ formulas.check(formula)
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
 # We always count what *one rank sends*: on a ring or, in an all_to_all, gather or scatter, straight to its goal. S is
-# the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank, and S counts all pieces.)
+# the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S counts those of all
+# ranks.)
 #
 # | collective | bytes |
 # |---|---|

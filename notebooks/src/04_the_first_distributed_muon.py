@@ -68,7 +68,7 @@ print(lesson.say_axes(dp, tp))
 # still to be taken):
 #
 # ```text
-# y[B]{U_dp} → y[B]
+# y[B]{U_dp} → y[B]      y: the flat updates
 # ```
 #
 # This small GPT has two layers, each with attention's matrices q, k, v and o and the MLP's up and down:

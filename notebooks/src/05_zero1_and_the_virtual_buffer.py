@@ -288,7 +288,7 @@ lesson.draw_buckets(costs)
 
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And
-# where every matrix has a bucket to itself, each rank keeps a part of all 24 and orthogonalizes them all; with the
+# where each of the 24 matrices has its own bucket, every rank keeps a part of each and orthogonalizes all; with the
 # largest limit, it keeps parts of 9 at most (by default). In one huge bucket, though, no rank could begin until all of
 # it had arrived.
 #
@@ -304,9 +304,9 @@ lesson.draw_cuts(dp, tp)
 # %% [markdown]
 # <details><summary>Why this lesson cuts buckets, and who cuts a list</summary>
 #
-# With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in Moonshot's paper,
-# gives equal slices, too, and each slice is one unbroken part of the list. A slice is long, so it is sent in several
-# pieces, its buckets.
+# With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in [Moonshot's
+# paper](https://arxiv.org/abs/2502.16982), gives equal slices, too, and each slice is one unbroken part of the list. A
+# slice is long, so it is sent in several pieces, its buckets.
 #
 # </details>
 #

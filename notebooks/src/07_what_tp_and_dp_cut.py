@@ -74,8 +74,8 @@ _ = my_muon.so_far("07")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp entries, rounded up, until none are left.
-# W is 10 × 8. What shape is the last rank's piece, cut either way?
+# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp rows or columns, rounded up, until none are
+# left. W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -103,7 +103,7 @@ guess.check(column_parallel, row_parallel)
 #
 # <details><summary>Hint</summary>
 #
-# `-(-n // tp)` rounds up. How many entries are left when the ranks before this one have taken theirs? The
+# `-(-n // tp)` rounds up. How many are left when the ranks before this one have taken theirs? The
 # number may be negative, but a piece has at least 0.
 #
 # </details>

@@ -242,9 +242,9 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## Two matrices as one
 #
-# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as `one`, gate above up, and not
-# `apart`. With Gaussian gradients, 688 × 256 each, by what factor is `apart` larger than `one`? And if gate's
-# gradient is five times larger, how many times too small is up's update in `one`?
+# The opposite mistake: many MLPs have a third matrix, gate, beside up. The two are often orthogonalized as `one`, gate
+# above up, and not `apart`. With Gaussian gradients, 688 × 256 each, by what factor is `apart` larger than `one`? And
+# if gate's gradient is five times larger, how many times too small is up's update in `one`?
 #
 # <details><summary>Hint</summary>
 #
@@ -274,9 +274,9 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 times too small.
-# In a direction that both use alike, gate's part is five times as long as up's, and together they have length 1. So up
-# gets 1 / √(5² + 1), about a fifth. Where gate is quiet, up keeps more, so on the whole it keeps a quarter.
+# Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 times too
+# small. In a direction that both use alike, gate's part is five times as long as up's, and together they have length
+# 1. So up gets 1 / √(5² + 1), about a fifth. Where gate is quiet, up keeps more, so on the whole it keeps a quarter.
 #
 # ```python
 # larger = 1.41
@@ -422,8 +422,8 @@ print(lesson.say_budget(tp))
 #
 # <details><summary>Hint</summary>
 #
-# UVᵀ is (GGᵀ)^(-1/2) G. Your rank has its columns of the last G. How large is GGᵀ, and how does it follow from the
-# shards? (`torch.linalg.eigh` takes a symmetric matrix apart into eigenvalues and directions.)
+# UVᵀ is (GGᵀ)^(-1/2) G. Your rank has its columns of the right-hand G. How large is GGᵀ, and how does it follow from
+# the shards? (`torch.linalg.eigh` takes a symmetric matrix apart into eigenvalues and directions.)
 #
 # </details>
 #

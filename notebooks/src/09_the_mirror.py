@@ -153,7 +153,8 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# The collective that each hop needs:
+# The collective that each hop needs. (*gather*: all pieces to one rank; *scatter*: the way back; *reduce*: the sum to
+# one rank.)
 
 # %%
 lesson.draw_hops()
@@ -200,9 +201,9 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# `travel`, below, carries a tensor along a route, and `take(x, hop, dtype, at, label)` over one hop of it; `at` is
-# this rank's place. Each is a **generator**: at `yield from` it hands out a *request*, named by `label`, and stands
-# still until the answer comes, from real processes or, in the next section, from you.
+# `travel`, below, carries a tensor along a route, and `take(x, hop, dtype, at, label)` over one hop of it; `at` are
+# this rank's coordinates. Each is a **generator**: at `yield from` it hands out a *request*, named by `label`, and
+# stands still until the answer comes, from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))

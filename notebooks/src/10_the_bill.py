@@ -155,7 +155,8 @@ by_hand.check(bill)
 #
 # </details>
 #
-# All strategies here but `zero1` expect averaged gradients, and their bars include the averaging all_reduce:
+# All strategies here but `zero1` expect averaged gradients, and their bars include the averaging all_reduce
+# (`boundary`: next section):
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -202,7 +203,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks take your counts as the split sizes of one `all_to_all_single`:
+# Real ranks send as many entries as you say, in one `all_to_all_single`:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)

@@ -65,7 +65,7 @@ _ = my_muon.so_far("12")
 def stopwatch(rank):
     tensor = torch.ones(4_000_000)
     dist.all_reduce(tensor)  # a warm-up: the first messages are slow
-    dist.barrier()
+    dist.barrier()  # all wait here for the last
     begin = time.perf_counter()
     handle = dist.all_reduce(tensor, async_op=True)
     called = time.perf_counter()
@@ -308,8 +308,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 # <details><summary>Hint</summary>
 #
 # The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage
-# to the last and back, how many others could pass F and B in the first stage? Count that one, too: the first stage
-# begins with that many forwards, then does a B before each F.
+# to the last and back, how many could pass F and B in the first stage, itself included? The first stage begins with
+# that many forwards, then does a B before each F.
 #
 # </details>
 #
@@ -326,7 +326,7 @@ in_turn.check(one_f_one_b)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `stages - stage` stages are left for a micro-batch, this one included. To go through them and back takes as long as
+# A micro-batch has `stages - stage` stages left, counting this stage. To go through them and back takes as long as
 # F and B of `stages - stage` micro-batches here, so this many keep the stage busy. If you begin with fewer forwards,
 # the stage waits; if you begin with more, it keeps more, and is no faster.
 #
@@ -370,7 +370,7 @@ again.check(forward, backward)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A B that leaves the state where its own dropout ended would change the next F. In your training,
+# If B left the state where its own dropout ended, the next F would change. In your training,
 # `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it.
 #
 # ```python
@@ -474,8 +474,8 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. A wait puts your next operations behind the collective. With Gloo, it
-#   also returns only when the collective is done.
+# - A call that returns has launched something. Operations after a wait begin only when the collective is done. With
+#   Gloo, the wait itself returns only then.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
@@ -514,7 +514,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# In half of this recording, all ranks shared one slowed-down link, a **bus**.
+# In half of this recording, all ranks shared one slowed-down link, a **bus**. (*Loopback*: messages
+# that never leave the machine.)
 
 # %%
 recording = lesson.recorded()
@@ -558,7 +559,7 @@ print(lesson.say_gains(recording, with_window_3, expected))
 #
 # <details><summary>How little was left to hide</summary>
 #
-# On the loopback, ranks shared two cores, and on average 2.9 of them had work to do. On the bus they shared the
+# On the loopback, 2.9 ranks on average had work to do, on two cores. On the bus they shared the
 # link, which needed 849 of the 907 ms for their 21 MB.
 #
 # </details>

@@ -57,7 +57,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## A grid you have not seen
 #
 # In the picture of the 70B a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks
-# there gather it and repeat its Newton–Schulz. So there are dp owners.
+# there gather it and repeat its Newton–Schulz. Here an owner is such a place, so there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -264,7 +264,7 @@ print(lesson.say_clocked())
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-#   beyond 1,024): then more of them travel in a call of their own.
+#   beyond 1,024): matrices that shared an owner's call then travel alone.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

@@ -468,8 +468,8 @@ my_muon.show_command(steps, seed)
 # <details><summary>On several machines</summary>
 #
 # Nothing in this course has been run on several machines, or with NCCL. If you have several, start the same command on
-# each, with a folder that all of them see, and with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`. Then compare
-# the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
+# each, with a folder that all of them see, and with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`. Then
+# compare the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
 # --nproc-per-node 2 scripts/one_page.py --dp 2 --tp 1` takes NCCL by itself, and still demands the bits of
 # `torch.optim.Muon`.
 #
@@ -521,9 +521,9 @@ print(my_muon.say_yours())
 #
 # It is `scripts/one_page.py`. Parameters and gradients are views of two buffers, so phase 1 and phase 7 are one
 # collective each, and nothing is packed. It is tempting to call `zero_grad()`, as everywhere: it sets each `.grad` to
-# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. On ZeRO-3 the page gathers a
-# matrix over tp in phase 3, on every rank. That is right to the bit and repeats Newton–Schulz on each, which is what
-# the owners of lesson 11 avoid.
+# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. On ZeRO-3, whose ranks are the
+# page's tp (next fold), the page gathers a matrix over tp in phase 3, on every rank. That is right to the bit and
+# repeats Newton–Schulz on each, which is what the owners of lesson 11 avoid.
 #
 # </details>
 #
@@ -531,7 +531,7 @@ print(my_muon.say_yours())
 #
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
 # what is missing of these two). Save this there as `test_all.py`, and run it. ZeRO-3 gives each rank an equal part of
-# every flat weight. Here each is some whole rows, as if tp had cut the matrix. So in the last stage the ranks of
+# every flat weight. Here a part is whole rows, as if tp had cut the matrix. So in the last stage the ranks of
 # ZeRO-3 are the page's tp, and its parts, seen as rows, are the page's pieces.
 #
 # ```python

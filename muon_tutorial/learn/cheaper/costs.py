@@ -241,14 +241,14 @@ BUILDERS: Mapping[str, Builder] = {
     CUT_BUCKETS: partial(zero1, cut="bucket"),
 }
 CHOICES = {
-    "replicated": "Momentum is cut as the weights are; every rank works. For small models, or to compare with.",
-    "round_robin": "Momentum is cut as the weights are; place i % dp works. For DDP, if memory is no worry.",
-    "zero1": "Each place keeps a slice, and works on each matrix with a part in it. As published; equal memory.",
+    "replicated": "Momentum is cut like the weights; every rank works. For small models, or to compare with.",
+    "round_robin": "Momentum is cut like the weights; place i % dp works. For DDP, if memory is no worry.",
+    "zero1": "Each place keeps a slice, and works on matrices with a part in it. As published; equal memory.",
     BOUNDARY: "The same, but over dp only straddling matrices travel. Better, as long as they are few.",
     CUT_BUCKETS: "The same, but each bucket is cut. For buckets of many small matrices.",
     "layerwise": "The owner, a place along dp, keeps the momentum and works. For more matrices than places.",
     "gram": "As layerwise, but tp ranks work on shards. For very long matrices; close, not to the bit.",
-    "owner": "Momentum is cut as the weights are; one rank of the grid works. For FSDP2, and any other cut.",
+    "owner": "Momentum is cut like the weights; one rank of the grid works. For FSDP2, and any other cut.",
     "owner_per_replica": "The same in each replica. For HSDP with slow links between replicas.",
 }
 """For each strategy: who keeps a matrix's momentum, who orthogonalizes it, and when to use it."""

@@ -27,7 +27,7 @@ def hero() -> Picture:
 def draw_waterfalls(at: Setting, name: str) -> Picture:
     falls = costs.waterfalls(at)
     rows = [len(fall.changes) + 2 for fall in falls]
-    where = f"{MODEL} on one node, {RANKS} ranks"
+    where = f"{MODEL} on one machine, {RANKS} ranks"
     title = f"From AdamW to Muon: {where}, {at.dtypes}, {at.tokens:,} tokens a step"
     figure, axes = blank(_WIDTH, 84 + sum(34 + _ROW * count for count in rows), title)
     said = f"{at.strategy}; links of {say_bandwidth(at.bandwidth)}; {_said(at.fewer)}"

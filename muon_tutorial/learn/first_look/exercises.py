@@ -131,6 +131,6 @@ def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
-        ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns: count the places along dp."),
+        ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns."),
         ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
     )

@@ -172,7 +172,10 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
         if rank == owner:
             return f"It is zero there. Rank {rank} had handed over its update: does a sum come back?"
-        return f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. Which call adds up the buffers?"
+        return (
+            f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. "
+            "Which call adds up the buffers?"
+        )
     if run.filled(owner)[first] == right[first]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
