@@ -422,7 +422,9 @@ def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(browser: A
     for _ in range(4):
         browser.switch_to.active_element.send_keys("\ue014")
     [alt] = browser.execute_script(SHOWN_FRAMES)
-    assert alt.startswith("3 · The momentum: takes up the average over dp; cut over dp. rank 0 holds rows 0 to 23")
+    assert alt.startswith(
+        "3 · The momentum: takes up the mean gradient; dp cuts it. rank 0 holds rows 0 to 23"
+    )
     assert all(picture["drawn"] for picture in browser.execute_script(lab.PICTURES, "img"))
     assert framed.stat().st_size < 2_000_000
 
