@@ -1,4 +1,4 @@
-"""Predicts the seconds of a step, by a simulation with the numbers in a small file about the machine.
+"""Predicts the seconds of a step: simulates it with the costs that a small file gives for the machine.
 
 ``models`` finds the model to plan for: a public one, a ``config.json`` or a function. ``model_configs``,
 ``transformers_models`` and ``module_shapes`` read its sizes; ``model_shape`` says what one pipeline stage
@@ -6,12 +6,12 @@ holds.
 
 ``machine`` holds the costs of computing and sending, and ``calibrate`` measures them on this machine.
 ``work`` adds up what a walk computes. ``timed_world`` walks the package's own step for all ranks without
-data, and keeps a clock for each.
+data, and keeps a clock for each rank.
 
 ``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind
-(``tapes`` gives the walks that differ from others only in sizes), and ``clocks`` keeps a clock for each rank
-that differs. ``recommend`` compares strategies and chooses one.
+(``tapes`` computes the walks that differ from others only in sizes), and ``clocks`` keeps one clock for all
+ranks that do the same work. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``
-defines the steps for which both are made.
+defines the steps that are both predicted and recorded.
 """

@@ -40,9 +40,9 @@ from .work import Work
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 COLD = 256_000_000
-"""Bytes of the tensors that are added in turn, on all cores together: too many for caches."""
+"""Bytes of all tensors that the cores add, one after the other: more than the caches hold."""
 SWEPT = 64_000_000
-"""Bytes that are written before each operation or collective, on all ranks together."""
+"""Bytes that all ranks together write before each operation or collective, so that caches are cold."""
 MOST_PAIRS = 10_000
 SENT = (256, 65_536, 1_048_576, 8_388_608)
 KINDS: tuple[Kind, ...] = (
@@ -55,8 +55,8 @@ KINDS: tuple[Kind, ...] = (
 )
 MOST_RANKS = 8
 WARM, ROUNDS, SWEEPS = 2, 12, 60
-ENDLESS = 1e12  # bytes per second
-BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # the fit tries these for a loopback
+ENDLESS = 1e12
+BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # bytes per second; the fit tries each
 REFITS, NO_BETTER = 8, 1e-6
 REPEATED = (256,)
 BUSY_LOAD, BUSY_SPREAD = 0.5, 1.3
@@ -72,9 +72,9 @@ _GLOO = Machine(
 class RankSample:
     """One collective as one rank saw it.
 
-    ``busy``: what kept the rank busy. ``moved``: the bytes that it sent and received, together.
-    ``asked``, ``answered``: when it made the request and when it had the answer, once per round, in seconds
-    on the clock that the machine's processes share.
+    ``busy``: what kept the rank busy. ``moved``: the sum of the bytes that the rank sent and received.
+    ``asked``, ``answered``: when the rank made the request and when it had the answer, once per round, in
+    seconds on the clock that the machine's processes share.
     """
 
     busy: GlooTraffic
@@ -199,8 +199,8 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """A core's rates while the other cores compute, in the form that ``Machine`` has. ``repeated``: the rates
-    of one product before and after all other measurements."""
+    """A core's rates while the other cores compute, too. ``gemm``, ``copy`` and ``operation`` are as in
+    ``Machine``; ``repeated``: the rates of one product before and after all other measurements."""
 
     gemm: dict[str, Rates]
     copy: Rates
@@ -280,11 +280,11 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds that each operation takes even with little data: what ``gemm`` and ``copy`` leave
-    unexplained in a small step's seconds, divided by the number of operations.
+    """Seconds that each operation takes even with little data.
 
-    Before each step other data is written, so that caches are cold, as after large products in a real step.
-    With data and code in the caches, operations start several times faster.
+    A small step is timed, the seconds that ``gemm`` and ``copy`` predict for it are subtracted, and the rest
+    is divided by the number of operations. Before each step other data is written, so that caches are cold,
+    as after large products in a real step. With warm caches, operations start several times faster.
     """
     plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
@@ -316,7 +316,7 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
     """Time rounds of a collective. Before each round, the ranks write other data (together ``SWEPT`` bytes),
-    so that their caches are cold, as in a step. A barrier would not align the ranks any better."""
+    so that their caches are cold, as in a step. A barrier would not bring their begins closer together."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -362,13 +362,14 @@ class GlooCosts:
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
-    """Fit non-negative costs by least squares. Each squared error is divided by its sample's seconds.
+    """Fit non-negative costs by least squares.
 
-    As a result, long samples count more than they would with relative errors.
+    Squared errors are divided by their sample's seconds: long samples count more than with relative errors.
 
     Ranks share the cores. The processors' work takes the larger of two times: the sum of all ranks' work
-    divided by the number of cores, or the busiest rank's work. A rank's bytes take at least as long as its
-    link needs. If no sample had more ranks than cores, the seconds per round include the seconds per message.
+    divided by the number of cores, or the busiest rank's work. A sample takes at least the time that a rank's
+    link needs for its bytes. If no sample had more ranks than cores, the seconds per round include the
+    seconds per message.
     """
 
     def shared(work: Sequence[int]) -> float:
@@ -386,7 +387,7 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
     found, least = GlooCosts(0.0, 0.0, 0.0, 0.0, ENDLESS), float("inf")
     for bandwidth in BANDWIDTHS:
         costs = _fit_beside_link(table, moved / bandwidth, seconds)
-        link = moved / bandwidth  # a sample takes as long as the processors or the link, whichever is longer
+        link = moved / bandwidth  # the slower of processors and link determines a sample's seconds
         off = table[:, 2:] @ costs[2:] + torch.maximum(table[:, :2] @ costs[:2], link) - seconds
         error = float((off.square() / seconds).sum() / seconds.sum())
         if error < least - NO_BETTER:
@@ -428,7 +429,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """Median seconds of runs that fill ``at_least`` seconds: five runs or more, unless they are slow."""
+    """Median seconds of a run: run for ``at_least`` seconds, or up to four times as long to get five runs."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

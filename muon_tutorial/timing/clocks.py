@@ -5,8 +5,8 @@ together with this request. All ranks take the same turn together, in the order 
 when the last rank of its group has asked, the group's previous collective is done, and its links are free.
 Ranks with the same turns in all rounds share a clock: they are one position. Several speeds of the links are
 computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one link run one after
-the other, not side by side. Ranks that share cores are slow in every turn. Gloo's exchanges begin when all
-ranks have asked.
+the other, not side by side. Ranks that share cores are slow in every turn, even while others wait. Gloo's
+exchanges begin when all ranks have asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rank_walks import PricedRequest, Trace, WalkedBucket, WalkedPlan
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Links ``factor`` times as fast; collectives whose phase starts with one of ``free`` take no time."""
+    """Assumed: links are ``factor`` times as fast, and phases that begin with a word of ``free`` take no time."""
 
     factor: float = 1.0
     free: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ AS_IT_IS = Speed()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a rank.
+    """The ``seconds`` until the last rank ends, at each speed of the links, and a rank's ``peak`` of bytes.
 
     One rank is watched at the first speed: it ended at ``ended``, after waiting ``others`` seconds for slower
     ranks and ``exposed`` seconds for bytes.
@@ -103,9 +103,9 @@ class _Turn:
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
-    of the collective's root. ``placed`` replaces ``root`` by an index that selects the ranks that make a
-    broadcast's first copy. ``beside``: the bytes that the round's other buckets hold. With ``meets``, the
-    bucket waits here until the others have caught up.
+    of the collective's root. If the root first copies what it sends, ``_Tables.placed`` turns ``root`` into
+    an index of all root ranks, otherwise into None. ``beside``: the bytes that the round's other buckets
+    hold. With ``meets``, the bucket waits here until the others have caught up.
     """
 
     busy: np.ndarray

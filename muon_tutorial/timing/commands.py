@@ -46,8 +46,8 @@ examples:
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
 LEGEND = (
-    "All numbers are for the rank that computes most. own: the step without averaging gradients, which AdamW "
-    "needs, too (gradients: what averaging adds if backward hides none of it). products: Newton–Schulz. "
+    "All numbers are for the rank that computes most. own: the step without averaging gradients. gradients: "
+    "what averaging adds if backward hides none of it; AdamW needs averages, too. products: Newton–Schulz. "
     "others: waiting for ranks that have more to do; bytes: waiting for communication. inside, between: "
     "bytes sent within a node and between nodes. shares: Newton–Schulz work, relative to an even division "
     "among all ranks. held: the matrices' parameters and gradients. state: momentum and master weights. "
@@ -82,7 +82,7 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         type=float,
         default=ROUND_BYTES / MEGABYTE,
         metavar="X",
-        help="most gradient megabytes in a bucket (25)",
+        help="at most X megabytes of gradients in a bucket (25)",
     )
     parser.add_argument("--window", type=int, default=1, metavar="N", help="buckets in flight (1)")
     parser.add_argument(
@@ -168,7 +168,7 @@ def plan(options: argparse.Namespace) -> int:
     )
     choices = search(found)
     if options.map is not None:
-        from .regime_map import draw_map, survey  # here, so that no other command waits for matplotlib
+        from .regime_map import draw_map, survey  # imported here: other commands need no matplotlib
 
         _write(options.map, draw_map(survey(found)))
     if options.json:

@@ -57,10 +57,10 @@ class Machine:
 
     ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
     computes on its own GPU. ``gemm``: floating-point operations per second. There is a table for each dtype,
-    by the smallest of a product's three sizes. ``copy``: bytes read and written per second, for several
-    numbers of bytes. ``operation``: seconds to start an operation; on a GPU, this overlaps with executing
-    earlier operations, so only the time beyond the operation's own execution is counted. ``turn``: seconds
-    of a request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
+    by the smallest of a product's three sizes. ``copy``: bytes read and written per second, by the number of
+    bytes. ``operation``: seconds to start an operation. A GPU executes earlier operations meanwhile, so on a
+    GPU a start costs only the seconds by which it exceeds the operation's own execution. ``turn``: seconds
+    that a request costs. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
     the processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
     with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
     bytes. ``sources``: where the numbers come from.
@@ -115,7 +115,7 @@ class Machine:
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
         """The link that one member of a group uses in a collective of this kind.
 
-        A ring or a chain leaves each node once, and its bytes use the network cards of all members there. In
+        A ring or a chain leaves each node once, and the cards of all members on the node share its bytes. In
         an exchange between all ranks, every rank sends through its own card.
         """
         if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
@@ -133,7 +133,7 @@ class Machine:
 
 
 LARGEST = 64 * 10**6
-"""Larger files, in bytes, are refused; the file of a config or a machine has a few thousand bytes."""
+"""Files with more bytes are refused; the file of a config or a machine has a few thousand bytes."""
 
 
 def read_json(path: str | Path, what: str) -> Any:

@@ -33,7 +33,7 @@ FUSED_WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixFamily:
-    """Matrices of one kind and shape: one in each of ``layers``, or one for each of the layer's ``experts``.
+    """Matrices of one kind and shape. Each of ``layers`` has one, or one for each of its ``experts``.
 
     The stars in ``name`` stand for the layer and the expert. ``shape`` is (out, in) of one matrix.
     ``experts`` is 0 for matrices that belong to no expert.
@@ -69,7 +69,7 @@ class MatrixFamily:
 
 @dataclass(frozen=True, slots=True)
 class OtherFamily:
-    """Parameters that AdamW steps: ``size`` elements in each of ``layers``, all ``experts`` together.
+    """Parameters that AdamW steps, with ``size`` elements in each of ``layers``, for all experts together.
 
     Embeddings count as parts of the first layer, the head and the last norm as parts of the last.
     """

@@ -23,7 +23,7 @@ from .model_shape import FUSED_APART, FUSED_WHOLE, Cut, MatrixFamily, ModelShape
 GATE_UP = ("gate_up_proj", "gate_up", "fused_w1w3", "w13")
 QKV = ("qkv_proj", "qkv", "Wqkv", "query_key_value", "c_attn")
 TALL = 32
-"""An expert's weight with a larger ratio of rows to columns may hold several experts; a note says so."""
+"""An expert's weight with more rows per column than this may hold several experts; a note says so."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "num_routed_experts", "n_routed_experts")
 """Attributes with the number of experts, in modules that stack experts in a weight's rows (as in xtuner)."""
 
@@ -114,8 +114,8 @@ def _matrices(
     """A parameter's matrices as (name, (out, in)); its number of experts; and a note about the parameter.
 
     The names have stars for layer and expert. The number is 0 if the parameter holds no expert, and the note
-    is empty if it holds one matrix. ``beside``: the sides of the weights in the same module. ``folds``: how
-    many experts are stacked in the parameter's rows.
+    is empty if it holds one matrix. ``beside``: rows and columns of the weights in the same module.
+    ``folds``: how many experts are stacked in the parameter's rows.
     """
     name, _, expert = _starred(verdict.name)
     shape, whole = tuple(verdict.param.shape), "taken whole" in verdict.why

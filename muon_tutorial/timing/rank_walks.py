@@ -47,11 +47,11 @@ META = torch.device("meta")
 class PricedRequest:
     """The costs of a collective for one rank; requests of the same sizes share a record.
 
-    ``busy``: what keeps the rank's processor busy, for ``sending`` seconds. ``copy``: seconds of computing
-    before the request. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not
-    depend on the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy``
-    seconds. ``sent``: bytes that the rank sends. In a broadcast or a reduce, ranks form a chain, and each
-    rank except the last sends ``passed`` bytes. ``between``: bytes that leave the node.
+    ``busy``: the bytes and messages that keep the rank's processor busy for ``sending`` seconds. ``copy``:
+    seconds before the request, for the call and for copies. ``moving``: seconds that the rank's bytes spend
+    on the link; ``latency``: seconds that do not depend on the link's bandwidth. The root of a broadcast
+    first copies what it sends, in ``root_copy`` seconds. ``sent``: bytes that the rank sends; ``between``:
+    bytes that leave the node. In the chain of a broadcast or reduce, all but the last rank send ``passed``.
     """
 
     kind: Kind
@@ -101,8 +101,8 @@ Trace = tuple[WalkedTurn, ...]
 class WalkedBucket:
     """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
 
-    A trace may come from another bucket. ``traced`` are that bucket's roots, and ``roots`` this bucket's, in
-    the same order. Roots are positions along dp.
+    A trace may come from another bucket. ``traced`` has the other bucket's roots, and ``roots`` has this
+    bucket's roots in the same order. Roots are positions along dp.
     """
 
     traces: tuple[Trace, ...]
@@ -111,7 +111,7 @@ class WalkedBucket:
     roots: Sequence[int] = ()
 
     def root(self, traced: int) -> int:
-        """This bucket's root in place of a root in a trace."""
+        """The root in this bucket that corresponds to the root ``traced`` of a trace."""
         return self.roots[self.traced.index(traced)] if traced in self.traced else traced
 
 
@@ -173,7 +173,7 @@ class Charges(NamedTuple):
 
 
 class Boundless(Workspace):
-    """A workspace on the meta device that never grows. ``most``: the bytes of the largest block needed."""
+    """A workspace on the meta device with room for any block. ``most``: bytes of the largest block needed."""
 
     most = 0
     room = torch.empty(1 << 60, dtype=torch.uint8, device=META)
@@ -420,7 +420,7 @@ class RankWalks:
         """Walk a bucket on the ``kept`` positions.
 
         ``times``: for each kept position, the number of equal positions that it represents. ``signs``: the
-        numbers from ``_kinds``.
+        labels from ``_kinds``.
         """
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
@@ -430,7 +430,7 @@ class RankWalks:
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if times.sum() <= FEW_RANKS:  # with more ranks, the order of owners does not count
+        if times.sum() <= FEW_RANKS:  # else the order of owners is ignored
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
@@ -476,9 +476,9 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        A label is the sum of a position's random numbers. For each matrix, a position gets up to three: one
-        if it works on the matrix, one if it shares a group along the matrix's cuts with the matrix's first
-        worker, and one for the shape of its part. So equal labels mean equal work.
+        A label is a sum of random numbers. Each matrix contributes at most three: one if the position works on
+        the matrix, one if the position shares a group along the matrix's cuts with the matrix's first worker,
+        and one for the shape of the position's part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)
@@ -528,7 +528,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Number the positions along each axis; equal signs in all buckets give the same number."""
+    """Number the positions along each axis; positions with equal labels in all buckets share a number."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 

@@ -36,7 +36,7 @@ def add_recipes(commands: argparse._SubParsersAction) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--shapes", default=GPT2_SMALL, metavar="SIZES", help=f"rows x columns, by commas ({GPT2_SMALL})"
+        "--shapes", default=GPT2_SMALL, metavar="SIZES", help=f"rows x columns of each matrix ({GPT2_SMALL})"
     )
     parser.add_argument(
         "--folder",
@@ -98,7 +98,7 @@ def read_shapes(text: str) -> tuple[Shape, ...]:
     """Read ``768x768,768x3072``.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text is not a list of such sizes.
     """
     shapes: dict[Shape, None] = {}
     for word in text.split(","):

@@ -53,8 +53,8 @@ PREDICTED = (
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """The options that a search tries: multiples of the given ``round_bytes``, and windows."""
-SEARCHED = 3  # how many strategies are searched: the most promising
-CLOSE = 1.02  # a step counts as equally fast if it takes at most this many times as long as the fastest
+SEARCHED, CLOSE = 3, 1.02
+"""How many of the most promising strategies are searched; up to which ratio two count as equally fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class Choice:
 class ModelPlan:
     """The cost of every strategy's step, for one pipeline stage of a model on a grid of a machine's ranks.
 
-    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1 or, if ``dp_shard`` cuts
-    parameters, as in FSDP2. ``adamw_ddp``: AdamW's steps under DDP; empty with ``dp_shard``.
+    ``adamw_parts``: the cost of AdamW's steps over the same matrices, sharded as in ZeRO-1 or, if
+    ``dp_shard`` cuts parameters, as in FSDP2. ``adamw_ddp``: their cost under DDP; empty with ``dp_shard``.
     ``rest``: a rank's bytes for the parameters that AdamW steps (embeddings, head and norms), with their
     gradients, both moments and master weights. ``tokens``: the batch, or None.
     """
@@ -190,7 +190,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. If several are about as fast, the least memory decides."""
+        """The fastest strategy that fits. Of several that are about as fast, the one with the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -198,8 +198,8 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest strategy that fits, with links ``factor`` times as fast; the first of equal
-        strategies."""
+        """The fastest strategy that fits if links are ``factor`` times as fast; if several are equally fast,
+        the first of them."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
@@ -207,7 +207,7 @@ def read_sizes(text: str) -> dict[str, int]:
     """Read a grid as it is typed on the command line.
 
     Raises:
-        UsageError: the text has another form, or the grid has too many ranks.
+        UsageError: the text is not a grid, or the grid has too many ranks.
 
     >>> read_sizes("dp=64,tp=8")
     {'dp': 64, 'dp_shard': 1, 'tp': 8, 'ep': 1, 'pp': 1}
@@ -291,8 +291,8 @@ def say_if_long(shape: ModelShape, sizes: Mapping[str, int], machine: Machine) -
     if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # planning refuses such a large plan
         return ""
     held, ranks = sum(len(part.matrices) for part in parts), parts[0].grid.world_size
-    more = "ep or pp" if shape.experts else "pp"
-    return f"Planning {held:,} matrices on {ranks:,} ranks takes over half a minute; less with more {more}."
+    more = "a larger ep or pp" if shape.experts else "a larger pp"
+    return f"Planning {held:,} matrices on {ranks:,} ranks takes over half a minute; {more} shortens it."
 
 
 def estimate_parts(
@@ -345,7 +345,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds, as long as the number of rounds falls; then windows.
+    """Try a strategy with larger and larger rounds, while the number of rounds falls; then try windows.
 
     Options that give the same plan, or the same number of rounds in flight, are not tried again.
     """
@@ -488,8 +488,8 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
         axes = ["tp", "pp", *(["ep"] if plan.shape.experts > plan.sizes["ep"] else [])]
         axes += ["dp_shard (FSDP2, instead of dp)"] if plan.sizes["dp"] > 1 else []
         return [
-            f"Nothing fits into {room} per rank: {least.strategy}, which needs least, takes {need} for the "
-            f"model and a step. Take more {', '.join(axes[:-1])} or {axes[-1]}."
+            f"Nothing fits into {room} per rank. {least.strategy} needs the least memory: {need} for "
+            f"model and step. Take more {', '.join(axes[:-1])} or {axes[-1]}."
         ]
     lines = []
     for choice in found[:1]:
@@ -512,8 +512,8 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
     second = others[0]
     if second.seconds <= CLOSE * best.seconds:
         less, more = say_bytes(plan.memory(best)), say_bytes(plan.memory(second))
-        same = f"takes the same memory, {more}"
-        need = same if less == more else f"takes {more} of memory, this one {less}"
+        same = f"needs the same memory, {more}"
+        need = same if less == more else f"needs {more} of memory instead of {less}"
         return f"{line}. {second.strategy} is about as fast and {need}."
     parts = {
         "computes": (best.product + best.copy, second.product + second.copy),
@@ -524,12 +524,12 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
     verb, _, what = name.partition(" ")
     return (
         f"{line}; it {verb} {say_seconds(mine)} {what}".rstrip()
-        + f" where {second.strategy}, the next, {verb} {say_seconds(its)}."
+        + f", while {second.strategy}, the next fastest, {verb} {say_seconds(its)}."
     )
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Say if the first strategy stays the fastest at half and twice the link speed, or where this changes."""
+    """Say which strategy is the fastest at half and at twice the speed of links, and where two are equal."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
@@ -538,15 +538,15 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
         turns = _turning_point(winner, best, factor)
         where = f"both are equal at {turns:.2g} times the machine's speed"
         lines.append(f"With links {word} as fast, {winner.strategy} is faster; {where}.")
-    stays = f"{best.strategy} stays the fastest, or about as fast, with links half and twice as fast."
+    stays = f"{best.strategy} stays the fastest, or about as fast, at half and at twice the speed of links."
     return lines or [stays]
 
 
 def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
     """The speed of links at which two strategies take equally long, between 1 and ``factor``.
 
-    A step's seconds are nearly linear in the time that a byte takes. So a line through both ends of the
-    interval meets zero close to that speed; a few repetitions are enough.
+    A step's seconds, and so the difference of two steps, are nearly linear in the time that a byte takes. So
+    a line through both ends of the interval is zero close to that speed; a few repetitions are enough.
     """
 
     def behind(slowness: float) -> float:
@@ -570,7 +570,7 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
         return []
     ranks = plan.sizes["dp"] * plan.sizes[SHARDING]
     if plan.tokens < ranks:
-        said = f"A batch of {plan.tokens:,} tokens is less than one for each of dp={ranks:,}"
+        said = f"A batch of {plan.tokens:,} tokens is less than one for each of dp={ranks:,} ranks"
         return [f"{said}: --batch counts the tokens of all ranks together."]
     if plan.training is None:
         return [
@@ -579,9 +579,9 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
         ]
     muon, adamw = (100 * seconds / plan.training for seconds in (best.seconds, plan.adamw))
     return [
-        f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, all "
-        f"products at the machine's best rate: the step adds at most {say_number(muon)} %, AdamW's "
-        f"{say_number(adamw)} %."
+        f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, with "
+        f"all products at the machine's best rate. To this, Muon's step adds at most {say_number(muon)} %, "
+        f"AdamW's step at most {say_number(adamw)} %."
     ]
 
 
@@ -605,7 +605,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
         remedy = "Larger buckets or layerwise reduce" if sliced.buckets > 1 else "layerwise reduces"
         found.append(
             f"zero1: with buckets of {say_bytes(plan.round_bytes)}, many of the dp={dp} ranks share each "
-            f"matrix, so the busiest does {shares} times its even share of Newton–Schulz. {remedy} this."
+            f"matrix, so the busiest rank does {shares} times its even share of Newton–Schulz. {remedy} this."
         )
     if whole is not None and whole.fair_shares > 1.5:
         shares = say_number(whole.fair_shares)
@@ -619,7 +619,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if plan.sizes[SHARDING] > 1:
         whole_bytes = sum(e.numel for part in plan.parts for e in part.matrices) * plan.dtypes.param.itemsize
         found.append(
-            f"full_tensor() of all matrices at once, on every rank, would hold {say_bytes(whole_bytes)}."
+            f"full_tensor() of all matrices at once would take {say_bytes(whole_bytes)} on every rank."
         )
     return found
 

@@ -216,7 +216,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 
     @cache
     def at_factor(factor: float) -> float:
-        if factor not in clocked:  # after half the speed, twice the speed is often asked for
+        if factor not in clocked:  # callers who ask for half the speed often ask for twice the speed
             speeds = Speed(factor), Speed(1 / factor)
             clocked.update(zip((factor, 1 / factor), run_clocks(walked, speeds, window).seconds, strict=True))
         speed = Speed(factor)
@@ -298,7 +298,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """The name of the layer that FSDP2 wraps: it ends at the first number of ``name``, if there is one.
+    """The name of the layer that FSDP2 wraps: ``name`` up to its first number, or the whole ``name``.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'

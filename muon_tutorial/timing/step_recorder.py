@@ -1,8 +1,8 @@
 """Records a real step of one rank, cheaply enough that the step does not get slower.
 
 No profiler runs: a live world's observers tell when a request was issued, done and answered, and
-Newton–Schulz's functions are replaced by functions that also note begin and end. The ranks of a machine share
-its monotonic clock, so the notes of all ranks become one ``StepTimeline``.
+Newton–Schulz's functions are replaced by functions that also note when they begin and end. The ranks of a
+machine share its monotonic clock, so the notes of all ranks become one ``StepTimeline``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note this block's time as that of products. The package's own Newton–Schulz needs no such block."""
+        """Note a ``with`` block's time as Newton–Schulz; the package's own functions need no such block."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))

@@ -319,7 +319,7 @@ class _Clockwork:
         return [(doing, seconds) for doing, seconds in jobs if seconds]
 
     def _take(self, rank: _Rank, turn: Turn) -> bool:
-        """Do what a rank requests; returns whether the rank now waits."""
+        """Do what a rank requests; return whether the rank now waits."""
         if isinstance(turn, Wait):
             if not isinstance(turn.ticket, _Ticket):
                 return False
@@ -377,7 +377,7 @@ class _Clockwork:
         if not queue or len(queue[0].issued) < len(group):
             return
         flight = queue[0]
-        # Gloo's rings share a link, round by round; a tensor sent whole waits for the earlier flights.
+        # Gloo's rings share a link, round by round; a flight without rounds waits for the earlier ones.
         in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
         if moving >= (GLOO_THREADS if in_rounds else 1):
             return
@@ -435,7 +435,7 @@ class _Clockwork:
             splits = requests[other].sends or (), requests[other].receives or ()
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                # Its partners have asked, so the rank's work per message begins; _send charges bytes.
+                # All partners of ``other`` have asked, so its work per message begins; _send charges bytes.
                 count = flight.traffic[other].busy.messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
@@ -475,14 +475,14 @@ class _Clockwork:
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
         own = traffic.busy if link.duplex else traffic.moved
-        if travelling := travels(traffic.sent if link.shared else own, self.machine):  # a bus carries it once
+        if travelling := travels(traffic.sent if link.shared else own, self.machine):
             on = ("bus", link) if link.shared else _way(link, "out", rank)
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
             jobs.append(_Job(travelling - at_once, node, on, link.bandwidth))
         return jobs
 
     def _take_saved(self, bus: Link, travelling: float) -> float:
-        """Spend the credit that a bus collected while idle; returns how many bytes it carries in no time."""
+        """Spend credit that a bus collected while idle; return how many bytes take no time on this credit."""
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
@@ -497,9 +497,9 @@ def travels(sent: GlooTraffic, machine: Machine) -> int:
 class Traffic:
     """A rank's bytes and messages in a collective, with a machine's algorithm.
 
-    ``sent``: what it sends, which a shared bus carries. ``busy``: the larger of what it sends and receives,
-    which occupies its processor and its own duplex link. ``moved``: what it sends plus what it receives; in a
-    ring's rounds it receives as much as it sends.
+    ``sent``: what the rank sends, which a shared bus carries. ``busy``: the larger of what the rank sends and
+    what it receives, which occupies its processor and its own duplex link. ``moved``: bytes sent plus bytes
+    received; in a ring's rounds, a rank receives as much as it sends.
     """
 
     sent: GlooTraffic
@@ -511,7 +511,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
     """A rank's traffic for a request.
 
     In Gloo's broadcast the root sends its messages one by one. A rank that is walked alone (``is_alone``)
-    counts as busy with all of the messages.
+    counts as busy with all of these messages.
     """
     given, received = ring_traffic(request, at)
     if machine.algorithm == "gloo":
@@ -533,7 +533,7 @@ def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: 
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """The key of a rank's link that a transfer occupies, in one of the link's directions or in both."""
+    """A key for what a transfer occupies: one direction of a rank's duplex link, or a whole link."""
     return way if link.duplex else "both", rank, link
 
 

@@ -19,7 +19,7 @@ from ..evidence.traces.time_split import CollectiveOfRank, Flight, RankTimes, Ti
 from .timed_world import Doing, Span, TimedRun
 
 Source = Literal["predicted", "recorded"]
-PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
+PROCESSOR_TRACK = 1 << 29  # above all threads' numbers, below the tracks of evidence.traces
 PREDICTED = 1000
 """Added to a rank's number in a prediction that shares a document with a recording."""
 NEWTON_SCHULZ = "Newton–Schulz"
@@ -182,7 +182,7 @@ def compare_phases(predicted: StepTimeline, recorded: StepTimeline) -> list[Phas
     if apart := sorted(said.keys() ^ seen.keys()):
         rank, name = apart[0]
         where = "predicted" if apart[0] in said else "recorded"
-        raise TraceError(f"not the same step: only the {where} one has {name!r} on rank {rank}")
+        raise TraceError(f"not the same step: only the {where} timeline has {name!r} on rank {rank}")
     step = recorded.seconds
     return [
         PhaseGap(*where, (seen[where].begin - due.begin) / step, (seen[where].end - due.end) / step)

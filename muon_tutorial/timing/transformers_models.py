@@ -40,8 +40,8 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
         library = importlib.import_module("transformers")
     except Exception as error:
         raise UsageError(
-            f"{where}: only transformers reads model_type {model_type!r}; the extra 'hosts' brings it "
-            f"({in_one_line(error)}). For other models, use module:function"
+            f"{where}: only transformers reads model_type {model_type!r}; install the extra 'hosts' "
+            f"({in_one_line(error)}), or use module:function"
         ) from None
     if model_type not in library.CONFIG_MAPPING:
         raise UsageError(

@@ -34,9 +34,9 @@ class Work(CountingMode):
     at values do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of
     new tensors, ``tape`` notes the bytes that operations read and write, and ``charged`` lists all charges.
 
-    On a core, each operation also costs ``machine.operation``. On a GPU, a view or a mark costs nothing, and
-    the host starts an operation while the GPU still executes an earlier one, so only the time by which
-    ``machine.operation`` exceeds the execution is counted.
+    On a core, each operation also costs ``machine.operation``. On a GPU, a view or a profiler's label costs
+    nothing, and the host starts an operation while the GPU still executes an earlier one, so only the time by
+    which ``machine.operation`` exceeds the execution is counted.
     """
 
     machine: Machine
@@ -64,8 +64,8 @@ class Work(CountingMode):
                 self.memory.add(result)
             return result
         out = kwargs.get("out", args[0] if args else None) if kind.writes else None
-        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty ``out`` is resized
-        written = out if is_filled else None  # the operation returns the same tensor
+        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0
+        written = out if is_filled else None  # is returned; an empty ``out`` would be resized
         result = _result(kind, func, args, kwargs) if written is None else written
         if self.memory is not None and result is not written:
             self.memory.add_new(result, args, kwargs)
@@ -76,7 +76,7 @@ class Work(CountingMode):
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.charge(executes, self._start(executes))
             if self.tape is not None:
-                self.tape.note(object())  # an object equals no other step, so no two such tapes match
+                self.tape.note(object())  # equals only itself: tapes with products never match
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))

@@ -202,7 +202,7 @@ def test_a_public_model_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError) as raised:
         shape_from_config({"model_type": "vit", **SMALL}, "small", "here", "the config")
     assert str(raised.value).startswith(
-        "the config: only transformers reads model_type 'vit'; the extra 'hosts' brings it (ModuleNotFound"
+        "the config: only transformers reads model_type 'vit'; install the extra 'hosts' (ModuleNotFound"
     )
 
 

@@ -313,7 +313,7 @@ def test_more_matrices_than_can_be_planned_are_refused() -> None:
             "dp=16384,tp=8",
             "Planning 882 matrices on 131,072 ranks takes over half a minute",
         ),
-        ("kimi-k2", "dp=2048,tp=8,ep=8", "less with more ep or pp."),
+        ("kimi-k2", "dp=2048,tp=8,ep=8", "; a larger ep or pp shortens it."),
         ("kimi-k2", "dp=2048,tp=8,ep=128", ""),
         ("llama-3.1-70b", "dp=2048,tp=8", ""),
     ],
@@ -372,7 +372,7 @@ def test_the_command_prints_a_table_or_one_object(
     monkeypatch.setattr("muon_tutorial.timing.recommend.MANY_PLACED", 1)
     assert main(["plan", "gpt2", "--grid", "dp=4,tp=2,pp=4", "--machine", "laptop"]) == 0
     out, err = capsys.readouterr()
-    assert err == "Planning 18 matrices on 8 ranks takes over half a minute; less with more pp.\n"
+    assert err == "Planning 18 matrices on 8 ranks takes over half a minute; a larger pp shortens it.\n"
     assert "multiplies bf16 without units for it" in out
     assert all(name in out for name in STRATEGIES)
     assert "take " in out
@@ -414,7 +414,7 @@ def test_a_search_prints_the_call_of_what_is_faster_than_any_row() -> None:
 def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> None:
     holds = planned("gpt2", "dp=8,pp=4")
     assert any(
-        "stays the fastest, or about as fast, with links half and twice as fast" in line
+        "stays the fastest, or about as fast, at half and at twice the speed of links" in line
         for line in say(holds)
     )
     crossing, within, _ = planned("gpt2", "dp=2,dp_shard=4,pp=4").estimates
@@ -488,7 +488,7 @@ def test_shares_are_of_all_ranks_in_every_row() -> None:
 def test_a_thousand_billions_are_said_as_such_and_a_batch_of_sequences_is_noticed() -> None:
     assert say_billions(1_024_000_000_000) == "1,024 billion"
     [line] = [line for line in say(planned("gpt2", "dp=64,pp=4", tokens=32)) if "batch" in line]
-    assert line.startswith("A batch of 32 tokens is less than one for each of dp=64: --batch counts the ")
+    assert line.startswith("A batch of 32 tokens is less than one for each of dp=64 ranks: --batch ")
 
 
 def test_what_does_not_fit_names_the_axes_that_would_help() -> None:

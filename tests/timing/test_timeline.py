@@ -156,7 +156,7 @@ def test_phases_are_compared_in_parts_of_the_recorded_step() -> None:
 def test_steps_with_other_phases_are_not_compared() -> None:
     whole = early_timeline()
     part = replace(whole, flights=tuple(one for one in whole.flights if one.rank == 0))
-    with pytest.raises(TraceError, match="only the predicted one has 'sum' on rank 1"):
+    with pytest.raises(TraceError, match="only the predicted timeline has 'sum' on rank 1"):
         compare_phases(whole, part)
     with pytest.raises(TraceError, match="only the recorded one has"):
         compare_phases(part, whole)
