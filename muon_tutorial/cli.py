@@ -252,7 +252,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return say(str(done), 0) if seat.rank == 0 else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # every rank raised it
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
-    except TutorialError as error:  # perhaps only this rank raised it
+    except TutorialError as error:  # perhaps only on this rank
         return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
@@ -405,7 +405,7 @@ def _add_output(trainer: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NEWEST,
         metavar="FOLDER",
-        help="go on with the run in this run folder, on any grid (without FOLDER: the newest one that saved)",
+        help="go on with the run in FOLDER, on any grid (without FOLDER: the newest run that has saved)",
     )
     group.add_argument(
         "--json", action="store_true", help="print one JSON object to standard output, nothing else"
@@ -428,7 +428,7 @@ def _given(arguments: Sequence[str]) -> set[str]:
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
-    """Return the requested dp. If none was requested, return the dp that uses all of torchrun's processes."""
+    """Return the requested dp or, if dp is None, the dp that uses all of torchrun's processes."""
     if dp is None and started % tp:
         raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
     dp = dp or started // tp

@@ -136,8 +136,8 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part's update and get the whole matrix's bits: only the matrix's last, partial block goes through
-    the scalar loop.
+    """Add a part's update, with the bits of a step over the whole matrix: there, only the last, partial block
+    goes through the scalar loop.
     """
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK

@@ -123,15 +123,15 @@ class CallbackStep:
         update = None
         try:
             update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
-        except TutorialError as error:  # raised below, on all ranks
+        except TutorialError as error:  # ``_settle`` raises it on all ranks
             wrong = f"Newton–Schulz of {self.names[index]}: {error}"
-        # This request takes a turn, so all owners in the window compute before any calls ``redistribute_fn``.
+        # This request takes a turn, so all owners in the window compute before one calls ``redistribute_fn``.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
         wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)
         yield self._settle("redistribute_fn", index, None, wrong)
         self.settled.add(index)
-        if parameter.data.numel():  # an empty shard may have any empty shape
+        if parameter.data.numel():  # updates of empty shards may have other empty shapes
             self._apply(index, local_part(part))
 
     def _apply(self, index: int, update: Tensor) -> None:

@@ -5,7 +5,7 @@ tensor is saved at its full size, cut into the boxes that ranks held. A load may
 and PyTorch's tools can read the folder, too. The tensors are:
 
 - ``model.NAME``: each parameter and persistent buffer, once. NAME is its name in the model, without the
-  prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter has its first name.
+  prefixes of DDP, ``torch.compile`` and activation checkpointing. A tied parameter gets its first name.
 - ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
   parameter; zeros before its first step.
 - ``optimizer.NAME.exp_avg``, ``.exp_avg_sq``, ``.max_exp_avg_sq``, ``.step``: AdamW's state of each parameter

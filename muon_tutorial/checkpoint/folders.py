@@ -34,8 +34,8 @@ Existing = Literal["refuse", "replace", "put aside"]
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # only names made here
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_PATIENCE = 1.0  # seconds to wait for a lock: a killed saver holds it until its process has ended
-_TICK = 0.01  # seconds
+_PATIENCE = 1.0  # Seconds to wait for a lock: a killed saver holds it until its process has ended.
+_TICK = 0.01  # Seconds.
 _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -252,7 +252,7 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """An open folder. The files in it can be read even after another folder has taken its place."""
+    """An open folder, whose files can be read even after another folder has taken its place."""
 
     path: Path
     descriptor: int
@@ -271,7 +271,7 @@ class OpenFolder:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Open a checkpoint's folder. If the folder is missing, open the one that ``stepped_aside`` finds."""
+    """Open a checkpoint's folder. If the folder is missing, open the folder that ``stepped_aside`` finds."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

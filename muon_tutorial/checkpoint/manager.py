@@ -60,7 +60,7 @@ class CheckpointManager:
             raise UsageError(f"keep is the number of checkpoints to keep, at least 1, not {keep!r}")
         self.folder = folders.target_of(folder)
         self.keep = keep
-        self._buffers: dict[str, Tensor] = {}  # used again, because allocating takes longer than copying
+        self._buffers: dict[str, Tensor] = {}  # reused, because allocating takes longer than copying
         self._pending: PendingSave | None = None
 
     def save(
@@ -144,7 +144,7 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files. ``load`` and ``whole_step`` also notice flipped bits.
+        Missing and truncated files are noticed. Only ``load`` and ``whole_step`` notice flipped bits.
         """
         return next(filter(self._is_complete, self._newest_first()), None)
 
@@ -239,7 +239,7 @@ class PendingSave:
     """
 
     def __init__(self, saved: Future[None] | None) -> None:
-        self._saved = [saved] if saved is not None else []  # empty after the first wait
+        self._saved = [saved] if saved is not None else []  # emptied by the first wait
         weakref.finalize(self, _complain, self._saved)
 
     @property
@@ -251,7 +251,7 @@ class PendingSave:
         """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. All ranks raise this, in the first call that waits.
+            CheckpointError: nothing was saved. All ranks raise the error, in the first call that waits.
         """
         if self._saved:
             wait(self._saved)
@@ -259,7 +259,7 @@ class PendingSave:
 
 
 def made_before(make: Callable[[], T]) -> Callable[[], T]:
-    """Call ``make`` now. Returns a function that returns the value, or raises the exception."""
+    """Call ``make`` now; return a function that returns its value, or raises its exception."""
     future: Future[T] = Future()
     try:
         future.set_result(make())

@@ -145,7 +145,7 @@ def _tensor_from_json(key: str, found: Mapping[str, Any], files: Mapping[str, Sa
     shape = _counts(found["shape"])
     dtype = getattr(torch, str(found["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"its manifest.json says {found['dtype']!r} as the dtype of {key}")
+        raise CheckpointError(f"its manifest.json gives {key} an unknown dtype, {found['dtype']!r}")
     boxes = tuple(_checked_box(key, box, shape, dtype, files) for box in found["boxes"])
     _expect(
         sum(math.prod(box.shape) for box in boxes) == math.prod(shape),

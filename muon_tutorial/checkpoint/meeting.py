@@ -57,7 +57,7 @@ class Meeting:
 
         Raises:
             TutorialError: raised by ``make`` on this rank, or by ``decide``.
-            CheckpointError: ``make`` failed on another rank, an error was not one of this package's, or a
+            CheckpointError: ``make`` failed on another rank, or with an error from outside this package, or a
                 rank was late. The message names the rank and the cause. Raised on all ranks.
         """
         if threading.current_thread() is threading.main_thread():
@@ -113,7 +113,7 @@ class Meeting:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
         verdict = _ANSWERED
-        if error is not None:  # this package's errors concern all ranks, other errors only rank 0
+        if error is not None:  # an error of this package concerns all ranks, any other only rank 0
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
             verdict = _REFUSED + f"{whose}{self._line(error)}".encode()
         self.store.set(f"{stage}/verdict", verdict)
@@ -129,7 +129,7 @@ class Meeting:
             self._give_up(stage, self._absent(stage))
         verdict: bytes = self.store.get(key)
         if verdict == _CLAIMED:
-            late = f"rank 0, which decides last, {self._too_late(stage)}; it may yet decide"
+            late = f"rank 0, which decides last, {self._too_late(stage)}; it may still decide"
             return _REFUSED + late.encode()
         return verdict
 
@@ -158,7 +158,7 @@ class Meeting:
         return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
-        """An error in one line, with the meeting's name behind an error that is not this package's."""
+        """An error in one line; an error from outside this package also gets the meeting's name."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
 

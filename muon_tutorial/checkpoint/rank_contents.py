@@ -205,7 +205,7 @@ def _planned_boxes(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxe
         runs = None if matrix.part is None else matrix.part.runs
         if shard.flat and runs is not None and runs.dim == len(whole) - 1:
             raise CheckpointError(
-                f"{matrix.name}: its columns alternate with those of other matrices in one parameter, and "
+                f"{matrix.name}: its columns alternate with columns of other matrices in one parameter, and "
                 "ranks keep slices of its momentum that are not boxes of the parameter. Save under a "
                 "strategy that cuts momentum as the parameter is cut, such as 'owner', or save each rank's "
                 "state_dict()"
@@ -242,7 +242,7 @@ def _named(
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The persistent buffers, each of them once. Hooks that change ``state_dict()`` do not matter."""
+    """The persistent buffers, each of them once. Hooks that change ``state_dict()`` have no effect."""
     passing = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)

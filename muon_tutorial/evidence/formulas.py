@@ -1,8 +1,8 @@
 """Formulas for the bytes that a rank sends in a step, strategy by strategy, and the paper's bound.
 
-Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
-p bytes per gradient and parameter element, b bytes per momentum element sent (2: Newton–Schulz runs in bf16),
-ρ = (D−1)/D. All formulas except ``boundary_received`` count the bytes that one rank sends if collectives run
+Symbols: D and T count the ranks of data and tensor parallelism, N the Muon elements per tensor-parallel rank,
+g and p the bytes per gradient and parameter element, b the bytes per sent momentum element (2, in bf16), and
+ρ is (D−1)/D. All formulas except ``boundary_received`` count the bytes that one rank sends if collectives run
 as rings. Formulas are exact if elements divide evenly; otherwise the plan's padding comes on top.
 
 Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,
@@ -33,7 +33,7 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
 
-    ``layerwise`` sends gradients to owners and parameters back: on average over ranks, the same bytes.
+    ``layerwise``, which sends gradients to owners and parameters back, sends as much on average over ranks.
     """
     return rho(D) * N * (g + p)
 

@@ -88,8 +88,8 @@ def gloo_barrier(parts: int) -> GlooTraffic:
 def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraffic:
     """Gloo's all_reduce of ``total`` bytes: one chunk per rank, each of two or more segments.
 
-    A rank first sends all chunks except its own. Then it sends all chunks except the one of the rank before
-    it. The last chunks may be short.
+    A rank first sends all chunks except its own. Then it sends all chunks except the previous
+    rank's chunk. The last chunks may be short.
     """
     if not total:
         return GlooTraffic()
@@ -129,7 +129,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that ``sender`` sends: all except two segments before the next rank's chunk."""
+        """Bytes and messages that ``sender`` sends: all segments but the two before the next rank's chunk."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)

@@ -50,7 +50,7 @@ class LedgerRow:
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """An observer for a world: ``world.observers.append(ledger)``. ``clear`` it to count a single step."""
+    """An observer for a world: ``world.observers.append(ledger)``. Clear it to count a single step."""
 
     entries: list[LedgerEntry] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries. Its phase is the phase that all entries have, or empty if phases differ."""
+    """The sum of entries. The sum has the entries' phase, or an empty phase if theirs differ."""
     found = list(entries)
     sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
     phases = {entry.phase for entry in found}

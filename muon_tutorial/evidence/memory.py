@@ -78,7 +78,7 @@ class CountingMode(TorchDispatchMode):
 
 @dataclass(eq=False)
 class PeakMemory(CountingMode):
-    """Counts the bytes of live tensors that were made in its ``with`` block: ``now`` and at the ``peak``.
+    """Counts the bytes of live tensors that were made in its ``with`` block, ``now`` and at the ``peak``.
 
     A storage counts once, from when its first tensor is made until the storage is freed.
     """

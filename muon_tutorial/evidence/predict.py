@@ -44,7 +44,7 @@ def predict(plan: Plan, at: Coordinate) -> Ledger:
 def step_over_ones(
     plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
 ) -> PlanStep:
-    """One rank's step, with ones in all parameters and gradients; on the meta device, they have no values.
+    """One rank's step over parameters and gradients of ones; on the meta device, they have only sizes.
 
     All parameters are in one group, whose settings are ``SETTINGS``, overridden by ``settings``.
     """
@@ -68,5 +68,5 @@ def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
 def with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A parameter of ones with a gradient of ones."""
     param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
-    param.grad = torch.ones(shape, dtype=dtype, device=device)  # much faster on meta than ones_like
+    param.grad = torch.ones(shape, dtype=dtype, device=device)  # on meta, ones_like is much slower
     return param

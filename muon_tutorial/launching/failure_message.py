@@ -33,7 +33,7 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     ]
     raised = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
-    if 2 * len(left) >= len(ranks):  # then the few that still wait probably made a request too many
+    if 2 * len(left) >= len(ranks):  # then the few that still wait probably made one request too many
         left = []
     candidates = next(filter(None, (odd, own, stopped, elsewhere, left, raised)), ranks)
     return min(candidates, key=_failed_at)

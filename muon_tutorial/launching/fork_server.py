@@ -55,7 +55,7 @@ except SystemExit:
     os._exit(0)  # a normal exit would spend a while on destroying torch's modules
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Importing torch's compiler creates its cache folder, so the server names a folder that exists already.
+# Importing torch's compiler creates its cache folder; to leave none behind, name one that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
 # Ranks are likely to need these modules (torch's optimizers import some), and importing them takes seconds.
 # The idle server imports them one after the other, so that the first launch does not wait for them.
@@ -68,8 +68,8 @@ _LATER = (
     "matplotlib.backends.backend_svg",
     "ipywidgets",
 )
-_ENDING = 5.0  # seconds for the server to end its ranks and itself
-_KILL = b"K"  # launching process to server: end the ranks of this launch
+_ENDING = 5.0  # Seconds for the server to end its ranks and itself.
+_KILL = b"K"  # Launching process to server: end the ranks of this launch.
 
 
 class ForkServer:

@@ -17,8 +17,8 @@ _LATE = re.compile(
 )
 _GONE = re.compile(r"Connection (closed|reset|refused)|Broken pipe")
 _FROM_GLOO = re.compile(r"\bgloo\b|\bGloo")
-_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's own file names and guesses
-_LONGEST = 200  # characters
+_NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo's file names and guesses
+_LONGEST = 200
 
 
 def is_about_lost_rank(error: BaseException) -> bool:
@@ -46,6 +46,6 @@ def says_gone(text: str) -> bool:
 
 
 def in_one_line(text: str) -> str:
-    """Return an error's text on one line of bounded length, without Gloo's own file names."""
+    """Return an error's text on one line of at most ``_LONGEST`` characters, without Gloo's file names."""
     line = _NOISE.sub("", " ".join(text.split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

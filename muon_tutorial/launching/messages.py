@@ -16,8 +16,8 @@ from typing import Any
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
 
-LEAVE = b"L"  # launcher to rank: all ranks are done, exit
-WHERE = b"W"  # launcher to rank: say where your main thread is
+LEAVE = b"L"  # Launcher to rank: all ranks are done, so exit.
+WHERE = b"W"  # Launcher to rank: say where your main thread is.
 
 
 @dataclass(frozen=True, slots=True)

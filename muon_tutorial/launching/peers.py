@@ -24,10 +24,10 @@ from typing import Literal, NoReturn
 
 State = Literal["has ended", "is stopped (SIGSTOP)"]
 
-_PATIENCE = 0.5  # seconds that a process may take to end after its connections have closed
-_TICK = 0.02  # seconds
-_PARENT_TICK = 0.1  # seconds between looks at the parent
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+_PATIENCE = 0.5  # Seconds that a process may take to end after its connections have closed.
+_TICK = 0.02  # Seconds between looks at such processes.
+_PARENT_TICK = 0.1  # Seconds between looks at the parent.
+_PR_SET_PDEATHSIG = 1  # See Linux's prctl(2).
 
 
 @dataclass(frozen=True, slots=True)

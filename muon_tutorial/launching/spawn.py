@@ -82,7 +82,7 @@ def _spawn(rank: int, ends: RankEnds, files: RunFiles) -> subprocess.Popen[bytes
 def _state(rank: int, child: subprocess.Popen[bytes], before: ProcessState | None) -> ProcessState:
     exit_code = child.poll()
     stopped = before is not None and before.is_stopped
-    if exit_code is None and hasattr(os, "waitid"):  # macOS has this only from Python 3.13 on
+    if exit_code is None and hasattr(os, "waitid"):  # macOS has waitid only from Python 3.13 on
         try:
             change = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
         except ChildProcessError:  # the process has ended since ``poll``

@@ -1,10 +1,10 @@
 """Runs torchrun as a child of this process (``start_torchrun``), or in this process (``run_agent``).
 
 Knows torchrun's command line, and nothing about the script. ``run_agent``, which is ``python -m muon_tutorial
-torchrun``, differs from plain torchrun in three ways. It restarts ranks on several machines, which torchrun
-can do only if ``OWN_STORE`` is set before it starts. If a signal ends the job, ``run_agent`` prints one line;
-torchrun would print a traceback and exit with 1. And SIGUSR1, which kills plain torchrun, is passed on to the
-ranks.
+torchrun``, differs from plain torchrun in three ways. ``run_agent`` can restart ranks on several machines;
+plain torchrun needs ``OWN_STORE`` in its environment for that. If a signal ends the job, ``run_agent`` prints
+one line; torchrun would print a traceback and exit with 1. And SIGUSR1, which kills plain torchrun, is passed
+on to the ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .interrupts import BAD_INPUT, FAILED, said_of
 from .lost_rank import in_one_line
 from .standard_streams import say
 
-_PATIENCE = 15.0  # seconds for torchrun to end its ranks
-_SHOWN = 2000  # characters of torchrun's output that an error quotes
+_PATIENCE = 15.0  # Seconds for torchrun to end its ranks.
+_SHOWN = 2000  # Characters of torchrun's output that an error quotes.
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
@@ -116,7 +116,7 @@ def run_agent(words: Sequence[str]) -> int:
         return say("error: another agent has ended the job, so this one cannot start its ranks", FAILED)
     except RendezvousConnectionError:
         return say("error: the agent at --rdzv-endpoint does not answer", FAILED)
-    except Exception as error:  # torch may raise anything, such as for a wrong option
+    except Exception as error:  # torch may raise any exception, such as for a wrong option
         said = f"error: torchrun's agent ended: {type(error).__name__}: {in_one_line(str(error))}"
         return say(said, BAD_INPUT if isinstance(error, ValueError) else FAILED)
 

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from ..errors import UsageError
 
 _DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
-_LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, 292 years
+_LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, up to 292 years
 
 
 def check_timeout(timeout: object, what: str = "the timeout") -> None:

@@ -104,7 +104,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job: this job still has one of their agents.
+    """Return whether ranks with these names belonged to this job: one of its agents has one of the names.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -230,7 +230,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error if the agent does not listen, because the store's client would try for a long time."""
+    """Raise an error if the agent does not listen: the store's client would keep trying to connect."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, but perhaps not yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -239,7 +239,7 @@ def _check_agent_listens() -> None:
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # the agent may still start, and torch tries for longer
+        return  # the agent may still start; torch waits for it longer
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

@@ -21,15 +21,15 @@ from .phase import read_phases
 from .ship_functions import loads
 from .spawn import SpawnedRanks
 
-_TICK = 0.05  # seconds between two looks at the processes: some of their changes wake nothing
-_GRACE = 0.4  # seconds for the other ranks to report what they saw, after one has failed
-_DYING = 1.0  # more seconds for a rank to end after its connections have closed
-_REVIVING = 5.0  # more seconds for a stopped rank while others run: another rank may continue it
-_ANSWER = 0.3  # seconds for a rank to say where it is
-_LEAVING = 5.0  # seconds for a rank to close its groups and end
-_STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk
-_TAIL = 10  # last lines that are shown at the end if a rank prints too many
-_LONGEST = 10_000  # characters after which a line is cut
+_TICK = 0.05  # Seconds between two looks at the processes: some of their changes wake nothing.
+_GRACE = 0.4  # Seconds for the other ranks to report what they saw, after one has failed.
+_DYING = 1.0  # More seconds for a rank to end after its connections have closed.
+_REVIVING = 5.0  # More seconds for a stopped rank while others run: another rank may continue it.
+_ANSWER = 0.3  # Seconds for a rank to say where it is.
+_LEAVING = 5.0  # Seconds for a rank to close its groups and end.
+_STARTING = 120.0  # Seconds for the processes to start: torch may be on a slow disk.
+_TAIL = 10  # Last lines that are shown at the end if a rank prints too many.
+_LONGEST = 10_000  # Characters after which a line is cut.
 
 
 def print_line(rank: int, line: str) -> None:
@@ -226,7 +226,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
-            self.processes.wake()  # so that even a stopped server reports the rank's end
+            self.processes.wake()  # even a stopped server then reports the rank's end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)

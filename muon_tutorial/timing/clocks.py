@@ -22,7 +22,7 @@ from .rank_walks import PricedRequest, Trace, WalkedBucket, WalkedPlan
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Assumed: links are ``factor`` times as fast, and phases that begin with a word of ``free`` take no time."""
+    """Assumes links ``factor`` times as fast; phases whose names begin with one in ``free`` take no time."""
 
     factor: float = 1.0
     free: tuple[str, ...] = ()

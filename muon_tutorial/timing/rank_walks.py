@@ -476,9 +476,9 @@ class RankWalks:
     ) -> np.ndarray:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
-        A label is a sum of random numbers. Each matrix contributes at most three: one if the position works on
-        the matrix, one if the position shares a group along the matrix's cuts with the matrix's first worker,
-        and one for the shape of the position's part. So equal labels mean equal work.
+        A label is a sum of random numbers. Each matrix contributes at most three: one if the position works
+        on the matrix, one if the position shares a group along the matrix's cuts with the matrix's first
+        worker, and one for the shape of the position's part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)

@@ -190,7 +190,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. Of several that are about as fast, the one with the least memory."""
+        """The fastest strategy that fits. Of several about as fast, the one that needs the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds

@@ -114,7 +114,7 @@ def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVer
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch's matrix did not move
+    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # nor did torch's matrix move
     return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 
 
@@ -197,7 +197,7 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:
-    """Gather a tensor that is cut as ``param`` is, from each rank's ``local`` part."""
+    """Gather a tensor with the cuts of ``param`` to full size, from each rank's ``local`` part."""
     spread = placed_as(local, param)
     return spread.full_tensor() if isinstance(spread, DTensor) else spread
 

@@ -45,13 +45,13 @@ class OneProcessRun:
 
 
 def check_inputs(settings: TrainSettings) -> None:
-    """Check strategy, text and GPUs, either before ranks start here or on torchrun's ranks."""
+    """Check strategy, text and GPUs, before ranks start on this machine or on each of torchrun's ranks."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # A rank that has joined has its GPU; the other ranks may be on other machines.
+    # Ranks that have joined a group have their GPUs, perhaps on several machines.
     if settings.backend == "nccl" and there < settings.world_size and not dist.is_initialized():
         raise UsageError(
-            f"--backend nccl needs one GPU for each process: {settings.world_size} wanted on this machine, "
+            f"--backend nccl needs one GPU for each process: {settings.world_size} needed on this machine, "
             f"{there} found; use --backend gloo"
         )
     load_text(settings.text, settings.context)
@@ -123,7 +123,7 @@ def _earlier_records(
     if len(kept) < begin:
         console.print(
             f"{name} has the records of only {len(kept)} of the {begin} steps before the checkpoint; "
-            "the others are lost, and missing from the picture",
+            "the others are lost, so the picture lacks them",
             highlight=False,
         )
     return kept

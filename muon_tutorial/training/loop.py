@@ -233,7 +233,7 @@ def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
 
 
 def _on_any_rank(trainer: Trainer, asked: set[str]) -> list[str]:
-    """The reasons that any rank sees, in the order of ``REASONS``. All ranks get the same reasons."""
+    """The reasons that one or more ranks see, in the order of ``REASONS``; the same on all ranks."""
     counts = torch.tensor([float(reason in asked) for reason in REASONS], device=trainer.device)
     for axis in trainer.world.grid.axes:
         counts = sum_over(trainer.world, axis, counts, "stop?")

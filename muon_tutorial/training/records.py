@@ -51,7 +51,7 @@ class CheckVerdict:
     ``gradient_error``: the largest error of an element of the reduced gradients, in units of its bound.
     Matrices that stay cut under ``gram`` do not count in ``differing``; ``cut_error`` is their largest
     distance from the single-process result in the Gram form, in units of its bound. ``audit``: the report of
-    the step's audit, on one line; ``is_muon``: whether it found no fault.
+    the step's audit, on one line; ``is_muon``: whether the audit found no fault.
     """
 
     step: int

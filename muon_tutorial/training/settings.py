@@ -51,7 +51,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse settings and options that are out of range; ``lr`` and ``timeout`` must be given."""
+    """Refuse settings and options that are out of range; all but ``lr`` and ``timeout`` may be missing."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
         count = getattr(options, name, None)
         if count is not None and count < 1:
@@ -66,7 +66,7 @@ def check_numbers(options: object) -> None:
 
 
 def lr_share(step: int, steps: int) -> float:
-    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear to a tenth."""
+    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear down to 0.1."""
     warmup = max(1, round(WARMUP_SHARE * steps))
     if step < warmup:
         return (step + 1) / warmup

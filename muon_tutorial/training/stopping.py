@@ -36,7 +36,7 @@ LATE = "not saved within {:g} s (--grace); older checkpoints are intact"
 
 
 class EndedBySignal(BaseException):
-    """Ends this process after a signal: unwinds like an interrupt, so nothing incomplete stays behind."""
+    """Raised to end this process after a signal. Like an interrupt, it leaves nothing incomplete behind."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -129,7 +129,7 @@ def passing_signals_on(saving: Saving) -> Iterator[None]:
 
 @contextmanager
 def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
-    """While there is nothing to save, let signals end this process, but not if they only ask to save.
+    """While there is nothing to save, let signals end this process, except those that only ask to save.
 
     Yields the function that ends the process. A signal that arrives while the process ends changes nothing.
     """

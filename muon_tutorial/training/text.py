@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# Folders with installed packages, tests and tables of data. Other folders hold code that people wrote.
+# Folders with installed packages, tests and tables of data; only the others hold code that people wrote.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )
@@ -107,7 +107,7 @@ def batch_at(text: Text, step: int, batch: int, context: int, seed: int) -> Batc
 
 
 def held_out_batches(text: Text, batch: int, context: int, count: int) -> list[Batch]:
-    """``count`` fixed batches. Their sequences are spread evenly over the held-out part."""
+    """``count`` fixed batches, whose sequences are spread evenly over the held-out part."""
     last = len(text.held_out) - context - 1
     starts = torch.linspace(0, last, count * batch, dtype=torch.float64).long()
     return [_cut(text.held_out, part, context) for part in starts.split(batch)]

@@ -132,7 +132,7 @@ def test_records_that_a_dead_machine_lost_are_said_and_the_run_goes_on(tmp_path:
     assert _earlier_records(folder, Saving(folder.path, begin=4), "metrics.jsonl", said) == records
     assert said.export_text() == (
         "metrics.jsonl has the records of only 2 of the 4 steps before the checkpoint; "
-        "the others are lost, and missing from the picture\n"
+        "the others are lost, so the picture lacks them\n"
     )
     assert folder.records("metrics.jsonl") == [asdict(record) for record in records]
     assert not stopping._has_begun(Saving(folder.path, begin=4))

@@ -16,10 +16,10 @@ from .time_split import Flight, Timeline, last_asked, paint
 
 ChromeEvent = dict[str, Any]
 
-STATE_TRACK = 1 << 30  # above any thread's number
+STATE_TRACK = 1 << 30  # Above any thread's number.
 FLIGHT_TRACK = STATE_TRACK + 1
-ASIDE_TRACK = STATE_TRACK + (1 << 20)  # stays below 2^31 even if a thread's number is added
-SLACK = 1  # nanosecond; Kineto rounds to three decimals of a microsecond
+ASIDE_TRACK = STATE_TRACK + (1 << 20)  # Stays below 2^31 even if a thread's number is added.
+SLACK = 1  # One nanosecond: Kineto rounds microseconds to three decimals.
 
 
 def merge_documents(

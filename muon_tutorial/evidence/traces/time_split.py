@@ -3,7 +3,7 @@
 One clock for all ranks makes it possible to distinguish transfer from waiting, because a collective cannot
 move anything before the last member of its group has requested it. Before that request, a rank waits for the
 last member, although its own kernel or call is already running; after it, the rank communicates. All records
-are plain data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
+are plain data. Times are whole nanoseconds, so that a span's parts add up to exactly the span.
 """
 
 from __future__ import annotations
