@@ -6,13 +6,13 @@ launcher, checkpoints or the planner.
 Terms of the package and the lessons:
 
 - *grid*, *axis*: ranks arranged in named axes
-- *coordinate*: a rank's place on the grid; *position*: its number along one axis
+- *coordinate*: a rank's place on the grid; *position*: the rank's number along one axis
 - *placement*: how one axis holds a tensor; *cut*: a ``Shard`` along one axis of a parameter
 - *piece*: a rank's tensor-parallel part of a matrix; *shard*: the part that the rank stores between steps
 - *hop*: one change of placement; *route*: hops in order; *exchange*: many matrices packed into one move
 - *bucket*: matrices that travel together; *buffer*: their flat tensor; *layout*: which rank holds which part
-- *walk*: a generator that asks for collectives; *request*: what it asks for
-- *world*: answers requests; *mesh*: the ranks that it answers for
+- *walk*: a generator that asks for collectives; *request*: what a walk asks for
+- *world*: what answers requests; *mesh*: the ranks that a world answers for
 - *step*: one optimizer step; *phase*: one of its seven parts, in ``step/``
 - *worker*: a rank that orthogonalizes a matrix; *owner*: a matrix's only worker
 - *strategy*: a function that builds a *plan*, the data that a step follows

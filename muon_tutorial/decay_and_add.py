@@ -1,10 +1,10 @@
-"""Decays a matrix or a part of it, and steps against an update, with the same bits either way.
+"""Decays a matrix or a part of it, and steps against an update; a part gets the whole matrix's bits.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
-call it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
-``param.add_(update, alpha=…)`` in bfloat16 rounds once in a vector register, after a fused multiply-add, but
-twice in a scalar loop, after the product and after the sum. Which elements go through the scalar loop depends
-on the whole matrix, so ``ShardRange`` says where a part lies in it.
+call its functions. Elementwise operations give a part the same bits as the whole matrix, with one exception.
+On CPUs, ``param.add_(update, alpha=…)`` in bfloat16 rounds once in a vector register, after a fused
+multiply-add, but twice in a scalar loop, after the product and after the sum. Which elements go through the
+scalar loop depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that ``sender`` sends: all segments but the two before the next rank's chunk."""
+        """Bytes and messages of ``sender``: all segments except the two before the next rank's chunk."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)

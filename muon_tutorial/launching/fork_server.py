@@ -136,7 +136,7 @@ class ForkServer:
             self._child.stderr.close()
 
 
-_SERVERS: dict[int, ForkServer] = {}  # by the id of the launching process: a fork of it starts its own server
+_SERVERS: dict[int, ForkServer] = {}  # by the id of the launching process: forks start their own servers
 _STARTING = threading.Lock()
 
 

@@ -122,7 +122,7 @@ def run_agent(words: Sequence[str]) -> int:
 
 
 def _pass_on(number: int) -> None:
-    """Send a signal to the ranks, which are those children that lead a Unix process group of their own."""
+    """Send a signal to the ranks, which are the children that lead a Unix process group of their own."""
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
             with contextlib.suppress(ProcessLookupError):

@@ -95,7 +95,7 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         "--map",
         type=Path,
         metavar="FILE.svg",
-        help="draw the fastest strategy by ranks and bandwidth",
+        help="draw which strategy is the fastest, by ranks and bandwidth",
     )
     for name, default, what in (
         ("param", "bf16", "parameters"),

@@ -278,5 +278,5 @@ def find_machine(name: str) -> Machine:
         return read_machine(MACHINES / f"{name}.json")
     if not Path(name).exists():
         known = ", ".join(machine_names())
-        raise UsageError(f"no machine is called {name!r}; known are {known}, or a file that calibrate wrote")
+        raise UsageError(f"no machine is called {name!r}; take {known}, or a file that calibrate wrote")
     return read_machine(name)

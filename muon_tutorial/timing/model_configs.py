@@ -194,8 +194,8 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
 def _notes(keys: ConfigKeys) -> tuple[str, ...]:
     """Notes about a config: which layers the plan does not count."""
     further = keys.size_or(0, "num_nextn_predict_layers", least=0)
-    layers = "1 layer" if further == 1 else f"{further} layers"
-    said = f"{layers} for predicting further tokens ('num_nextn_predict_layers') not counted."
+    layers, are = ("1 layer", "is") if further == 1 else (f"{further} layers", "are")
+    said = f"{layers} for predicting further tokens ('num_nextn_predict_layers') {are} not counted."
     return (said,) if further else ()
 
 

@@ -107,7 +107,7 @@ class ModelShape:
 
     @property
     def active(self) -> int | None:
-        """Elements of the matrices that a token uses; None if the number of its experts is unknown.
+        """Elements of the matrices that a token uses; None if the number of experts per token is unknown.
 
         >>> from .models import find_model
         >>> find_model("kimi-k2").active, find_model("gpt2").active == find_model("gpt2").hidden

@@ -33,8 +33,8 @@ def shape_from_module(
 ) -> ModelShape:
     """The shape of a module. Experts go to Muon; frozen parameters, which no optimizer steps, do not count.
 
-    A layer's number is the first number in a parameter's name that is not an expert's. Parameters outside of
-    numbered layers belong to the first layer if they come before all layers, and to the last otherwise.
+    A layer's number is the first number in a parameter's name that is no expert's number. Parameters outside
+    of numbered layers belong to the first layer if they come before all layers, and to the last otherwise.
     ``styles`` say how tensor parallelism cuts, in the terms of transformers' ``tp_plan``.
 
     Raises:

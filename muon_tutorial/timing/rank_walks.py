@@ -47,11 +47,11 @@ META = torch.device("meta")
 class PricedRequest:
     """The costs of a collective for one rank; requests of the same sizes share a record.
 
-    ``busy``: the bytes and messages that keep the rank's processor busy for ``sending`` seconds. ``copy``:
-    seconds before the request, for the call and for copies. ``moving``: seconds that the rank's bytes spend
-    on the link; ``latency``: seconds that do not depend on the link's bandwidth. The root of a broadcast
-    first copies what it sends, in ``root_copy`` seconds. ``sent``: bytes that the rank sends; ``between``:
-    bytes that leave the node. In the chain of a broadcast or reduce, all but the last rank send ``passed``.
+    ``busy``: bytes and messages that keep the processor busy for ``sending`` seconds. ``copy``: seconds
+    before the request, for call and copies. ``moving``: seconds that the rank's bytes spend on the link;
+    ``latency``: seconds that do not depend on the link's bandwidth. The root of a broadcast first copies what
+    it sends, in ``root_copy`` seconds. ``sent``: bytes that the rank sends; ``between``: bytes that leave the
+    node. In the chain of a broadcast or reduce, each rank except the last sends ``passed``.
     """
 
     kind: Kind
@@ -163,8 +163,8 @@ class Seat(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """What a function of one matrix does: seconds of products and copies, in order, its peak bytes, the bytes
-    of its workspace, and the shape, strides and dtype of its result, if it has one."""
+    """The costs of a function of one matrix: its seconds of products and copies in order, its peak bytes, and
+    the bytes of its workspace. Also the shape, strides and dtype of its result, if it has one."""
 
     seconds: Sequence[tuple[float, float]]
     peak: int

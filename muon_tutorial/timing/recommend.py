@@ -190,7 +190,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits. Of several about as fast, the one that needs the least memory."""
+        """The fastest strategy that fits; if several are about as fast, the one with the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -596,8 +596,8 @@ def _warnings(plan: ModelPlan) -> list[str]:
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append(
-            "gram's results are within a stated bound of one process's; "
-            "all other strategies give the same bits."
+            "gram's results are within a stated bound of a single process's results; "
+            "all other strategies give the same bits as a single process."
         )
     sliced, whole = named.get("zero1 boundary"), named.get("layerwise")
     if sliced is not None and sliced.fair_shares > 2:

@@ -111,7 +111,7 @@ class Saver:
         """Save after ``done`` steps; without ``wait``, files are written while training goes on.
 
         Raises:
-            CheckpointError: this save or the one before it failed. Raised on all ranks.
+            CheckpointError: this save or the previous save failed. Raised on all ranks.
         """
         extra = {"scheduler": self.scheduler.state_dict(), "rng": torch.get_rng_state(), "run": run}
         extra[RUN] = self.saving.run

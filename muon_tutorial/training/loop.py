@@ -1,7 +1,7 @@
 """The training job as every rank runs it: forward, backward, the optimizer's step, and their costs.
 
 The global batch of a step is the same on every grid; a rank takes the share of its dp coordinate. Gradients
-stay local until the optimizer averages them. This module prints nothing, and writes no files but checkpoints.
+stay local until the optimizer averages them. This module prints nothing, and writes only checkpoints.
 """
 
 from __future__ import annotations

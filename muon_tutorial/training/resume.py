@@ -50,7 +50,7 @@ def find_restarted(is_ours: Callable[[object], bool]) -> Path | None:
 def resumed_settings(
     said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
 ) -> TrainSettings:
-    """The settings of a resumed run: its own, with the given values for those in ``MAY_CHANGE``.
+    """The settings of a resumed run: the run's own, except that those in ``MAY_CHANGE`` may be given anew.
 
     Args:
         said: the run's ``settings.json``.

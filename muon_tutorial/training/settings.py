@@ -1,4 +1,4 @@
-"""The settings of a training run, and checks of these that need no processes and no files."""
+"""The settings of a training run, and the checks that need no processes and no files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse settings and options that are out of range; all but ``lr`` and ``timeout`` may be missing."""
+    """Refuse settings and options that are out of range; only ``lr`` and ``timeout`` must be present."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
         count = getattr(options, name, None)
         if count is not None and count < 1:
@@ -66,7 +66,7 @@ def check_numbers(options: object) -> None:
 
 
 def lr_share(step: int, steps: int) -> float:
-    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear down to 0.1."""
+    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear to 0.1."""
     warmup = max(1, round(WARMUP_SHARE * steps))
     if step < warmup:
         return (step + 1) / warmup

@@ -139,7 +139,8 @@ def test_a_rank_0_that_is_lost_while_it_decides_is_named() -> None:
 
     found = together(meetings(2, timeout=0.3), act)
     assert (
-        str(found[1]) == "rank 0, which decides last, did not write within 0.3 s (a test); it may still decide"
+        str(found[1])
+        == "rank 0, which decides last, did not write within 0.3 s (a test); it may still decide"
     )
 
 

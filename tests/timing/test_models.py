@@ -208,7 +208,7 @@ def test_a_public_model_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -
 
 LLAMA = {"model_type": "llama", **GROUPED}
 TOO_FEW = ("model_type", "hidden_size", "num_attention_heads", "vocab_size")
-FURTHER = "1 layer for predicting further tokens ('num_nextn_predict_layers') not counted."
+FURTHER = "1 layer for predicting further tokens ('num_nextn_predict_layers') is not counted."
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     "further tokens": ({"model_type": "deepseek_v3", **LATENT, "num_nextn_predict_layers": 1}, FURTHER),
     "further tokens, by transformers": (

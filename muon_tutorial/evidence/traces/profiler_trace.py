@@ -7,7 +7,7 @@ measures the time in which at least one event ran. It can also sum durations by 
 sum is.
 
 One rank's trace cannot separate transfer from waiting: a communication kernel spins until its peers arrive,
-so its duration is both together.
+so its duration includes both.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def parse_trace(document: object, source: str = "") -> Trace:
     """A trace from Chrome's JSON: an object with ``traceEvents``, or the bare list of events.
 
     Raises:
-        TraceError: ``document`` is neither, or a complete event has no name, time or duration.
+        TraceError: ``document`` has no list of events, or a complete event has no name, time or duration.
     """
     about: Mapping[str, Any] = document if isinstance(document, dict) else {}
     raw = about.get("traceEvents") if about else document
