@@ -252,7 +252,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return say(str(done), 0) if seat.rank == 0 else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # every rank raised it
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
-    except TutorialError as error:  # perhaps only on this rank
+    except TutorialError as error:  # perhaps only this rank raised the error
         return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):

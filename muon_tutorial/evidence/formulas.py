@@ -1,8 +1,8 @@
 """Formulas for the bytes that a rank sends in a step, strategy by strategy, and the paper's bound.
 
-Symbols: D and T count the ranks of data and tensor parallelism, N the Muon elements per tensor-parallel rank,
-g and p the bytes per gradient and parameter element, b the bytes per sent momentum element (2, in bf16), and
-ρ is (D−1)/D. All formulas except ``boundary_received`` count the bytes that one rank sends if collectives run
+Symbols: D = data-parallel ranks, T = tensor-parallel ranks, N = Muon elements per tensor-parallel rank, g and
+p = bytes per gradient and parameter element, b = bytes per sent momentum element (2, in bf16), and
+ρ = (D−1)/D. All formulas except ``boundary_received`` count the bytes that one rank sends if collectives run
 as rings. Formulas are exact if elements divide evenly; otherwise the plan's padding comes on top.
 
 Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,

@@ -61,7 +61,7 @@ class Ledger:
         self.entries.clear()
 
     def rows(self, rank: int | None = None) -> list[LedgerRow]:
-        """One row per phase, in the order in which they first appear.
+        """One row per phase, in the order of their first requests.
 
         The rows count the collectives of ``rank``, or of all ranks if ``rank`` is None.
         """
@@ -89,7 +89,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries. The sum has the entries' phase, or an empty phase if theirs differ."""
+    """The sum of entries. The sum has the entries' phase, or an empty phase if their phases differ."""
     found = list(entries)
     sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
     phases = {entry.phase for entry in found}

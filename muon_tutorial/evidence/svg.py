@@ -26,5 +26,5 @@ def svg_element(figure: Figure) -> str:
 
 
 def svg_document(figure: Figure) -> str:
-    """The text of an SVG file: ``svg_element`` without spaces at the ends of lines."""
+    """The figure as the text of an SVG file, without spaces at the ends of lines."""
     return "\n".join(line.rstrip() for line in svg_element(figure).splitlines()) + "\n"

@@ -23,7 +23,7 @@ def fill_standard_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is ``descriptor``
+            os.open(os.devnull, os.O_RDWR)  # os.open takes the lowest free number: ``descriptor``
             os.set_inheritable(descriptor, True)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

@@ -1,12 +1,12 @@
 """Keeps a clock for every rank of a grid over the rounds of a step, to find out how long ranks wait.
 
 ``rank_walks`` gives the turns of each kind of rank. A turn is a rank's computation until its next request,
-together with this request. All ranks take the same turn together, in the order of rounds. A collective begins
-when the last rank of its group has asked, the group's previous collective is done, and its links are free.
-Ranks with the same turns in all rounds share a clock: they are one position. Several speeds of the links are
-computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one link run one after
-the other, not side by side. Ranks that share cores are slow in every turn, even while others wait. Gloo's
-exchanges begin when all ranks have asked.
+together with this request. All ranks take their first turn together, then their second, and so on. A
+collective begins when the last rank of its group has asked, the group's previous collective is done, and its
+links are free. Ranks with the same turns in all rounds share a clock: they are one position. Several speeds
+of the links are computed at once. Three things differ from ``TimedWorld``. Collectives of two groups on one
+link run one after the other, not side by side. Ranks that share cores are slow in every turn, even while
+others wait. Gloo's exchanges begin when all ranks have asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rank_walks import PricedRequest, Trace, WalkedBucket, WalkedPlan
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Assumes links ``factor`` times as fast; phases whose names begin with one in ``free`` take no time."""
+    """Assumes links ``factor`` times as fast; phases that begin with a text in ``free`` take no time."""
 
     factor: float = 1.0
     free: tuple[str, ...] = ()

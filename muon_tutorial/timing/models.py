@@ -1,6 +1,6 @@
 """Finds the model to plan for: a public one by name, a ``config.json``, or a function of yours.
 
-``public_models.json`` holds the sizes in each public model's ``config.json``, and where that file is.
+``public_models.json`` holds the sizes in each public model's ``config.json``, and that file's address.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ PREDICTED = (
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """The options that a search tries: multiples of the given ``round_bytes``, and windows."""
 SEARCHED, CLOSE = 3, 1.02
-"""How many of the most promising strategies are searched; up to which ratio two count as equally fast."""
+"""How many of the most promising strategies are searched, and the ratio up to which two are equally fast."""
 
 
 @dataclass(frozen=True, slots=True)

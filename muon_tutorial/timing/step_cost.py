@@ -298,7 +298,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """The name of the layer that FSDP2 wraps: ``name`` up to its first number, or the whole ``name``.
+    """The name of the layer that FSDP2 wraps: a matrix's name up to its first number, or all of it.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'

@@ -65,7 +65,7 @@ class Work(CountingMode):
             return result
         out = kwargs.get("out", args[0] if args else None) if kind.writes else None
         is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0
-        written = out if is_filled else None  # is returned; an empty ``out`` would be resized
+        written = out if is_filled else None  # ``out`` is returned, unless it is empty and would be resized
         result = _result(kind, func, args, kwargs) if written is None else written
         if self.memory is not None and result is not written:
             self.memory.add_new(result, args, kwargs)
@@ -76,7 +76,7 @@ class Work(CountingMode):
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.charge(executes, self._start(executes))
             if self.tape is not None:
-                self.tape.note(object())  # equals only itself: tapes with products never match
+                self.tape.note(object())  # an object() equals only itself, so tapes with products never match
         else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.nbytes for x in tensors_in(*read, kwargs, result))
@@ -142,7 +142,7 @@ def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
     first = tensors[0] if tensors else None
     if first is None or not first.is_meta or kind.writes:
         return func(*args, **kwargs)
-    empty = partial(torch.empty, dtype=first.dtype, device="meta")  # new_empty takes four times as long
+    empty = partial(torch.empty, dtype=first.dtype, device="meta")  # empty is four times as fast as new_empty
     if kind.product is not None and "dtype" not in kwargs:
         left, right = args[kind.product], args[kind.product + 1]
         return empty((*left.shape[:-1], right.shape[-1]))
