@@ -158,7 +158,7 @@ def test_steps_with_other_phases_are_not_compared() -> None:
     part = replace(whole, flights=tuple(one for one in whole.flights if one.rank == 0))
     with pytest.raises(TraceError, match="only the predicted timeline has 'sum' on rank 1"):
         compare_phases(whole, part)
-    with pytest.raises(TraceError, match="only the recorded one has"):
+    with pytest.raises(TraceError, match="only the recorded timeline has"):
         compare_phases(part, whole)
 
 
