@@ -104,7 +104,7 @@ def saved_tensors(
 
 def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -> bytes:
     """The file ``.metadata``, which tells ``torch.distributed.checkpoint`` where the boxes are."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # takes 0.1 s; only rank 0 needs it
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # a slow import for rank 0 alone
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,

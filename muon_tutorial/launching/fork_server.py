@@ -94,7 +94,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._control.close)
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
-        """Ask the server for a rank for each of `ends`; return the socket over which it reports on ranks."""
+        """Ask the server to fork a rank for each of `ends`; return the socket for its reports on ranks."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:

@@ -20,7 +20,7 @@ IGNORING = (
     f"import signal\nfor number in {SENT}: signal.signal(number, signal.SIG_IGN)\n"
     f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {SENT})\n"
 )
-"""The first code of a process started under ``held_back``: it ignores these signals from the start."""
+"""The first code that a process started under ``held_back`` runs, so that it ignores these signals."""
 
 
 @contextlib.contextmanager

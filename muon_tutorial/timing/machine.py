@@ -175,7 +175,7 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def machine_from(held: Any) -> Machine:
-    """The machine that its file's content describes.
+    """The machine that a file's content describes.
 
     Raises:
         UsageError: a number is missing, or impossible.

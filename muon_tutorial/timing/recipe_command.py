@@ -55,7 +55,7 @@ def add_recipes(commands: argparse._SubParsersAction) -> None:
 
 
 def show_recipes(options: argparse.Namespace) -> int:
-    """Print seconds by shape and recipe, and the fastest."""
+    """Print the seconds of each recipe for each shape, and the fastest recipe."""
     shapes, device = read_shapes(options.shapes), _device(options.device)
     if options.threads is not None:
         if options.threads < 1:

@@ -1,4 +1,4 @@
-"""Makes a plan's answer: a table of strategies, lines that say which to take and why, and warnings."""
+"""Turns a plan into an answer: a table of strategies, which one to take and why, and warnings."""
 
 from __future__ import annotations
 

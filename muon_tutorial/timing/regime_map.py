@@ -21,7 +21,7 @@ from .recommend import AXES, PREDICTED, ModelPlan, plan_model
 MOST_RANKS, APART = 16384, 4
 """The largest grid of a map, and the ratio of ranks between neighbouring columns."""
 FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
-"""How fast links are, as multiples of the machine's own links."""
+"""The speeds of links, as multiples of the machine's own speeds."""
 FILLS = {
     "replicated": "#d9d9d9",
     "round_robin": "#f4b95f",

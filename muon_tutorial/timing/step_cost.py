@@ -53,7 +53,7 @@ OWN = Speed(free=GRADIENTS)
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 RootOf = Callable[[int], int]
-"""Maps a root in a trace to the bucket's root; ``int``, which changes nothing, for a bucket's own trace."""
+"""Maps a root in a trace to the bucket's root; for its own trace this is ``int``, which changes nothing."""
 
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,

@@ -389,7 +389,7 @@ class _Clockwork:
     def _begin(self, flight: TimedFlight) -> None:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
-        requests = self.asked.pop(id(flight))  # frees their tensors as early as a backend would
+        requests = self.asked.pop(id(flight))  # frees the requests' tensors as early as a backend would
         check_alike({rank: requests[rank] for rank in flight.group})
         rounds = max(traffic.busy.messages_out for traffic in flight.traffic.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees

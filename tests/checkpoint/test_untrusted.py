@@ -224,7 +224,7 @@ CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
     "a truth value": (lambda content: box_of(content).update(start=True), "bytes or elements: True"),
     "a fraction": (lambda content: box_of(content).update(start=0.5), "bytes or elements: 0.5"),
     "a text as shape": (lambda content: box_of(content).update(shape="12"), "a wrong shape: '12'"),
-    "no dtype": (lambda content: content["tensors"]["model.one"].update(dtype="load"), "unknown dtype, 'load'"),
+    "no dtype": (lambda content: content["tensors"]["model.one"].update(dtype="load"), "unknown dtype"),
     "another dtype": (lambda content: content["tensors"]["model.one"].update(dtype="int32"), "saved as"),
     "no key": (lambda content: content.pop("tensors"), "has unexpected content: KeyError"),
     "tensors as a list": (lambda content: content.update(tensors=[]), "has unexpected content"),
