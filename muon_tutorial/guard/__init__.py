@@ -1,4 +1,4 @@
-"""Checks that protect ranks from each other, and an optimizer from its host. Steps run without them, too.
+"""Checks that protect ranks from each other, and an optimizer from its host. Steps also run without checks.
 
 A host is the code around the optimizer: a training loop, or a library such as Lightning, Accelerate or FSDP.
 

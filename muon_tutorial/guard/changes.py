@@ -25,7 +25,7 @@ from ..step.parameter_state import group_parts, local_gradient, local_part, same
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
-"""A parameter's dtype, device and shape. A plan and a momentum fit only one such kind."""
+"""A parameter's dtype, device and shape. A plan or a momentum fits parameters of one kind only."""
 
 
 def tensor_kind(param: Tensor) -> TensorKind:
@@ -37,13 +37,13 @@ class Changed(Flag):
 
     NOTHING = 0
     GROUPS = auto()
-    """A group, or the list of groups, is another object."""
+    """A group, or the list of groups, was replaced by another object."""
     STATE = auto()
-    """An entry of the state, or the momentum in it, is another object, or has another dtype."""
+    """An entry of the state, or the momentum in it, was replaced, or the momentum's dtype has changed."""
     KINDS = auto()
-    """A parameter has another dtype, device or shape, or is split into other matrices."""
+    """A parameter's dtype, device or shape has changed, or its split into matrices."""
     PARAMETERS = auto()
-    """A parameter is another tensor."""
+    """A parameter was replaced by another tensor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

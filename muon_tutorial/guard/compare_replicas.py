@@ -122,8 +122,8 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     Each rank may have plain matrices of its own among DTensors, but zero gradients cannot show that. If such
-    a matrix has had only zero gradients, this returns True: then call it at the next step with ``again``,
-    which compares only plain matrices.
+    a matrix has had only zero gradients, this returns True, and the next step must pass ``again`` to compare
+    the plain matrices once more.
 
     Raises:
         GradientError: the gradients differ. All ranks raise it.
@@ -165,7 +165,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
     """Compare this rank's parameters with the parameters of other ranks of its ``LocalWorld``.
 
     Raises:
-        MismatchError: the values differ. Raised by the last rank that calls this.
+        MismatchError: the values differ. The last rank that calls this raises it.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and not isinstance(mesh.world, LiveWorld | NoMesh):
@@ -306,7 +306,7 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
-    Parameters that may be each rank's own, such as experts, are not refused. Those that differ are returned.
+    Parameters that may differ, such as each rank's own experts, are returned if they do, and not refused.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.
@@ -318,7 +318,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Other ranks' pieces mostly look the same, so they may show which copy of this piece is right.
+        # Most pieces of a parameter look alike, so the other pieces may show which copy of this one is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

@@ -24,7 +24,7 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
-"""A step over a plan, with a user's functions, or in a single process. All have the same methods."""
+"""A step over a plan, a step with a user's functions, or a single process's step, with equal methods."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

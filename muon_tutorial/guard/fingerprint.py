@@ -59,6 +59,6 @@ _MADE: Counter[DeviceMesh] = Counter()
 
 
 def count_on(mesh: DeviceMesh) -> int:
-    """Return the number of a new Muon on this mesh. All ranks must make their Muons in the same order."""
+    """Count a new Muon on this mesh and return its number. All ranks must make Muons in the same order."""
     _MADE[mesh] += 1
     return _MADE[mesh]

@@ -65,13 +65,13 @@ class State(Enum):
 class Guard:
     """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
-    ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are names
-    and parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last
-    averaged together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first rank's
-    values when the optimizer is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients``
-    counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the
-    last check; ``described`` are the texts that were made from them, for comparison. ``compares_gradients``
-    is whether the next step must compare gradients again; see ``compare_gradients``.
+    ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are the
+    parameters that no optimizer steps, with names. ``beside`` are the other parameters whose gradients were
+    last averaged together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first
+    rank's values when the optimizer is made. ``number`` distinguishes the Muons on a mesh.
+    ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
+    groups' settings at the last check, and ``described`` the texts about them that ranks compare.
+    ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -155,7 +155,7 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # a new process group may have ranks with other recipes
+            if self.steps.alone:  # ranks of a process group made since then may have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
@@ -173,7 +173,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # so the next step compares replicas again; all ranks run this line
+            self.is_compared = False  # makes the next step compare replicas again, on all ranks
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -212,14 +212,14 @@ class Guard:
         if apart := next((mesh.own_along for mesh in steps if mesh.own_along), None):
             raise UsageError(
                 f"ranks of {apart}_pg have parameters of their own, whose gradients are not in this "
-                "optimizer's norm: before step(), clip by the norm over all of them "
+                "optimizer's norm: before step(), clip by the norm over all parameters "
                 "(torch.nn.utils.clip_grads_with_norm_)"
             )
         try:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # all ranks raise it
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # ``step()`` sends the gradients again, and raises
+                self.gradients_changed()  # so ``step()`` sends the gradients again, and raises the error
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
@@ -376,8 +376,8 @@ class Guard:
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
             return UsageError(
-                "ready_gradients() averaged the gradients of other parameters than those that step now: call "
-                "the ready_gradients() of the optimizer whose step() you call, or add parameters after step()"
+                "ready_gradients() and step() got different sets of parameters: call ready_gradients() on "
+                "the optimizer whose step() you call, or add parameters after step()"
             )
         if self.readied.have_changed():
             return GradientError(

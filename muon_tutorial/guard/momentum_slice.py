@@ -37,7 +37,7 @@ torch.serialization.add_safe_globals([MomentumSlice])
 
 
 def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook of ``state_dict()`` that makes the momentum in entries with ``kept`` a ``MomentumSlice``."""
+    """A hook of ``state_dict()``: makes an entry's momentum a ``MomentumSlice`` if the entry has ``kept``."""
     state = {index: _marked(entry) for index, entry in state_dict["state"].items()}
     return {**state_dict, "state": state}
 

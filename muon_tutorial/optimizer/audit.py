@@ -43,7 +43,7 @@ from .split_table import Verdict as Target
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""How many elements to look at, besides one parameter of each kind. More would take over 1 s on slow CPUs."""
+"""How many elements to look at, besides one parameter of each kind; more take over 1 s on slow CPUs."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -144,7 +144,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends: only its micro-batches, if every rank holds the whole parameter."""
+        """What this rank sends: its tensors, or only micro-batches if it has the whole parameter."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
@@ -227,7 +227,7 @@ class Audit:
         for name, held in self._before.items():
             held.keep({"after": params[name]})
             held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
-            if "momentum" not in held.tensors and name in self._held:  # not in the state, so compute it
+            if "momentum" not in held.tensors and name in self._held:  # the state has no momentum
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -412,7 +412,7 @@ def _counted(everybody: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], tupl
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:
-    """Judge one parameter from all ranks' parts, with this rank's part first if it is the whole parameter."""
+    """Judge one parameter from all ranks' parts. If this rank has the whole parameter, its part is first."""
     first = held[0]
     by_box: dict[tuple[Box, ...], list[_Held]] = {}
     for it in held[first.is_whole :]:
@@ -443,7 +443,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last one or the mean."""
+    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last piece or the mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

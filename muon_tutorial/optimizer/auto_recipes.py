@@ -102,7 +102,7 @@ def calibration_path(folder: str | Path | None, machine: str) -> Path:
 def _read(path: Path, machine: str) -> Calibration:
     found = None
     try:
-        found = read_calibration(path) if os.path.exists(path) else None  # False if access is denied
+        found = read_calibration(path) if os.path.exists(path) else None  # exists() is False without access
     except UsageError as error:
         warnings.warn(f"{error}; measuring again", stacklevel=2)
     return found if found is not None and found.machine == machine else Calibration(machine)
@@ -150,7 +150,7 @@ def _agreed_choices(
     if dist.get_rank(group) == 0:
         try:
             mine = choose(shapes, source, device)
-        except Exception as error:  # caught, because the other ranks wait for an answer
+        except Exception as error:  # the other ranks wait for an answer, so they get the error
             said = f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}'
             mine = error if isinstance(error, TutorialError) else UsageError(said)
     found = gather_objects(mine, group)[0]
@@ -160,7 +160,7 @@ def _agreed_choices(
 
 
 def _stepping_together(mesh: MeshStep) -> tuple[bool, dist.ProcessGroup | None]:
-    """Whether several processes share the step, and their process group."""
+    """Return whether several processes share the step, and the process group that they form."""
     if isinstance(mesh.world, LiveWorld):
         return mesh.world.grid.world_size > 1, mesh.world.group(mesh.world.grid.axes)
     if count_processes() > 1 and isinstance(mesh.step, CallbackStep):

@@ -65,7 +65,7 @@ class ConfigSteps:
             self.config.helper.on_meshes(params, self.config.state)
         try:
             self._answer = checked_assignments(self.config, params)
-        except TutorialError as error:  # all ranks raise it together, when they compare plans
+        except TutorialError as error:  # all ranks raise this error together, when they compare plans
             self._answer = error
         self._params = params
 

@@ -74,7 +74,7 @@ class FusedWeight:
     library: bool
 
     def size(self, *names: str) -> int:
-        """The first of these sizes that the modules or their configs have; 0 if they have no such size."""
+        """The first of the sizes ``names`` that the modules or their configs have; 0 if they have none."""
         for module in self.modules:
             for source in (module, getattr(module, "config", None)):
                 for name in names:

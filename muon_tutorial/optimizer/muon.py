@@ -52,11 +52,11 @@ class Muon(torch.optim.Optimizer):
     Args:
         orthogonalize: the variant of Newton–Schulz. ``"stock"`` matches ``torch.optim.Muon`` bit for bit and
             uses ``ns_coefficients`` and ``ns_steps``; the recipes in ``orthogonalizers.named.RECIPES`` have
-            their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine that is no worse
-            than stock. The first rank chooses. Parameter groups and checkpoints record the choice. You may
-            also set this on a parameter group. For a given recipe, every strategy except ``gram`` gives the
-            same bits. Recipes other than ``"float32"`` and ``"gram"`` make updates 4 to 15 % larger than
-            stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
+            coefficients of their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine
+            that is no worse than stock. The first rank chooses, and parameter groups and checkpoints record
+            the choice. A group may set its own ``orthogonalize``. For a given recipe, every strategy except
+            ``gram`` gives the same bits. Recipes except ``"float32"`` and ``"gram"`` make updates 4 to 15 %
+            larger than stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: the timings that ``"auto"`` uses: an ``orthogonalizers.calibration.Calibration``, or a
             folder with one file per machine, torch version and number of threads (default:
             ``~/.cache/muon_tutorial``). Shapes without timings are measured when the optimizer is made, which
@@ -66,10 +66,10 @@ class Muon(torch.optim.Optimizer):
             construct, step and load together.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: the user's own functions, or the config of a helper such as
-            ``create_dtensor_config``. Replaces ``strategy`` and ``mesh``.
+            ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
-            To give each parameter its own, pass a mapping from its index, or a function of index and
-            parameter. A parameter's attribute ``partition_dim`` takes precedence.
+            To give each parameter its own ``tp_dim``, pass a mapping from the parameter's index, or a
+            function of index and parameter. A parameter's attribute ``partition_dim`` takes precedence.
         window: how many rounds of a strategy may be in flight at once. Of three rounds, one travels to its
             owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
@@ -77,7 +77,7 @@ class Muon(torch.optim.Optimizer):
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set ``parts`` on a parameter group.
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
-            Set it on a parameter group.
+            Set ``transposed`` on a parameter group.
         initial_values: what the constructor does to parameters that several ranks hold copies of.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
@@ -188,7 +188,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
+        """Step without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
         try:
             self.world.run(self.program(beside, error))
         except TutorialError as refusal:
@@ -264,8 +264,8 @@ class Muon(torch.optim.Optimizer):
         """Whether ``step()`` itself skips when gradients overflow; ``GradScaler`` reads this.
 
         Ranks that step together must skip together, because a rank that skipped alone would hang the rest.
-        For DTensors this is False: the scaler asks all of their ranks itself, and Lightning would not clip
-        for an optimizer that skips by itself.
+        For DTensors this is False: ``GradScaler`` itself asks all ranks of a DTensor, and Lightning would not
+        clip for an optimizer that skips by itself.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))
 
@@ -303,7 +303,7 @@ class Muon(torch.optim.Optimizer):
         to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a momentum has another size than on this rank. Nothing is changed.
+            UsageError: a saved momentum differs in size from this rank's. Nothing is changed.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups

@@ -60,8 +60,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     muon: Muon
     adamw: torch.optim.AdamW
     order: list[str]
-    """The optimizer of each of ``param_groups``: "muon" or "adamw". Groups added to ``.muon`` or ``.adamw``
-    directly come last and have no entry."""
+    """The optimizer of each group in ``param_groups``: "muon" or "adamw". Groups that were added to ``.muon``
+    or ``.adamw`` directly come last and have no entry."""
 
     verdicts: dict[Tensor, Verdict]
     """The verdict of ``split_parameters`` on each parameter of the model, even on a frozen parameter."""
@@ -133,8 +133,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
         Args:
             lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses ``lr``, too, and ``adjust_lr_fn``
-                becomes ``"match_rms_adamw"`` unless ``muon`` sets another, so that both optimizers' updates
-                are about equally large.
+                becomes ``"match_rms_adamw"`` unless ``muon`` sets it, so that both optimizers' updates are
+                about equally large.
             weight_decay: for both optimizers. By default Muon uses 0.1 and AdamW 0.01, as in torch.
             decay_vectors: whether weight decay applies to norms, biases and other vectors.
             betas: AdamW's betas.
@@ -273,7 +273,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         try:
             self._warn_of_unstepped()
             check_moments(self.adamw)
-        except UsageError as found:  # take_step() raises it on all ranks
+        except UsageError as found:  # take_step() refuses the step on all ranks
             error = found
         self.muon.take_step(self._rest, error)
         for after in self.muon._optimizer_step_post_hooks.values():
@@ -381,7 +381,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             both = states[name]["param_groups"], optimizer.param_groups
             theirs, ours = ([len(group["params"]) for group in some] for some in both)
             if theirs != ours:
-                raise UsageError(f"the saved {name} has groups of {theirs} parameters, this one of {ours}")
+                raise UsageError(f"the saved {name} has groups of {theirs} parameters; here they have {ours}")
         muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:

@@ -162,7 +162,7 @@ def _taken(
     wrong = next((it for it in made.values() if it.shape != param.shape), None)
     if wrong is not None:
         flat = ": ZeRO has flattened it, and its shape is lost" if wrong.ndim == 1 != param.ndim else ""
-        raise UsageError(f"{name} is {tuple(param.shape)}, and its saved state {tuple(wrong.shape)}{flat}")
+        raise UsageError(f"{name} is {tuple(param.shape)}, but its saved state is {tuple(wrong.shape)}{flat}")
     if is_muons:
         return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
     if isinstance(param, DTensor):

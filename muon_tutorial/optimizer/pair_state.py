@@ -1,4 +1,4 @@
-"""Shows the states and the groups of two optimizers as those of one optimizer."""
+"""Shows two optimizers' states and groups as if a single optimizer had them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PairState(MutableMapping[Any, Any]):
 
     As long as ``is_new()`` is true (nothing has been stepped or loaded), the state looks empty, though its
     entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
-    optimizer's state if the state looks empty. If it saw the state of Muon alone, it would not make AdamW's,
-    and would not load it.
+    optimizer's state if the state looks empty. If it found only Muon's state, it would neither make nor load
+    AdamW's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PairState(MutableMapping[Any, Any]):
         return defaultdict(dict, self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """``copy.copy`` and pickling give a plain defaultdict, as the method ``copy`` does."""
+        """The method ``copy``, ``copy.copy`` and pickling all give a plain defaultdict."""
         return defaultdict, (dict, dict(self.items()))
 
     def __repr__(self) -> str:

@@ -123,8 +123,8 @@ def split_parameters(
     ``transposed``.
 
     Args:
-        exclude: patterns of more parameters for AdamW. They are shell patterns. Names match with or without
-            wrappers.
+        exclude: shell patterns of more parameters for AdamW. A pattern may name the wrappers around
+            a parameter or omit them.
         experts: which optimizer steps three-dimensional experts. None means ``"adamw"``, with a warning if
             these experts are more than half of the model. Experts that are modules of their own are hidden
             matrices.
@@ -304,7 +304,7 @@ def _check_parts(it: _Holding, parts: Parts, transposed: bool) -> None:
         with suppress(UsageError):
             part_boxes(shape, parts, not transposed)
             if not transposed:
-                other = "; they are its columns: if it is stored (in, out), add transposed=[…]"
+                other = "; the numbers fit its columns: if it is stored (in, out), add transposed=[…]"
         raise UsageError(f"{it.name}: {error}{other}") from None
 
 
@@ -461,7 +461,7 @@ def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str
     if not isinstance(model, nn.Module):
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
     flat = [param for param in model.parameters() if hasattr(param, "_fsdp_flattened")]
-    if flat and all(param.ndim < 2 for param in flat):  # unsharded, FSDP1's parameters keep their shapes
+    if flat and all(param.ndim < 2 for param in flat):  # FSDP1 without shards keeps the shapes
         raise UsageError(f"{type(model).__name__} has no matrices: {FLATTENED}")
     if experts not in (None, "adamw", "muon"):
         raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")

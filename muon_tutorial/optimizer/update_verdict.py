@@ -153,7 +153,7 @@ def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str
     if least < FAR + blur:
         return ""
     even = float(update.abs().mean() / update.norm() * math.sqrt(update.numel()))
-    if even > 0.95:  # 0.8 for Gaussian elements; 1 for elements of equal size, as after AdamW's first step
+    if even > 0.95:  # Gaussian elements give 0.8; elements of equal size (AdamW's first step) give 1
         return ADAMW
     return f"not the orthogonalized momentum, {least:.0%} away from it"
 
@@ -269,7 +269,7 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Run Newton–Schulz as the group says. Stock's bf16 is emulated in float32, faster on many CPUs."""
+    """Run Newton–Schulz as the group says. On many CPUs, emulating stock's bf16 in float32 is faster."""
     if group.get("orthogonalize", STOCK) != STOCK:
         return newton_schulz_update(matrix, matrix.shape, group).float()
     X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()
@@ -295,7 +295,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """Sum the micro-batches' updates, each from the momentum of the one before unless ``rate`` is 0."""
+    """Sum each micro-batch's own update, with one momentum for all, or without momentum if ``rate`` is 0."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

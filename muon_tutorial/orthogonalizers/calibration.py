@@ -110,7 +110,7 @@ def read_calibration(path: str | Path) -> Calibration:
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. Each candidate runs once per round; its shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    workspace = Workspace()  # shared, as in a step: its address changes times by a few per cent
+    workspace = Workspace()  # shared, as in a step, because its address affects times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))

@@ -145,10 +145,10 @@ def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]
     """Return the n × n matrix by which every shard is multiplied, from the unscaled Gram matrix."""
     A = square[0]
     unpack_symmetric(packed, A)
-    norm = A.diagonal().sum().sqrt().clamp(min=eps)  # the trace is X's squared Frobenius norm
-    A.masked_fill_(norm.isinf(), 0.0)  # infinite in fp32: the update is 0, as with stock
+    norm = A.diagonal().sum().sqrt().clamp(min=eps)  # The trace is X's squared Frobenius norm.
+    A.masked_fill_(norm.isinf(), 0.0)  # If the norm is infinite in fp32, the update is 0, as with stock.
     A.div_(norm).div_(norm)
-    if recipe.scaling == "schatten":  # X's Schatten 4-norm: the root of the Gram matrix's norm
+    if recipe.scaling == "schatten":  # X's Schatten 4-norm is the root of the Gram matrix's norm.
         # The clamp is as in ``iterate._scale``: a matrix whose norm is below eps stays small.
         root = torch.linalg.matrix_norm(A).clamp(min=A.size(-1) ** -0.5 * 0.99).sqrt()
         A.div_(root).div_(root)

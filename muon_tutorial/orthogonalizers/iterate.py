@@ -213,7 +213,7 @@ def _iterate_rounding(
 
 
 def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
-    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``, with two products; without d and e, with one."""
+    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``: two products, or one product if d and e are missing."""
     b, c, *rest = coefficients
     if not rest:
         symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)

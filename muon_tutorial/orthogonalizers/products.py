@@ -66,7 +66,7 @@ def full_float32() -> Iterator[None]:
 
 
 def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Replace ``out`` by ``alpha·A·B + beta·out``; it must not share memory with ``A`` or ``B``.
+    """Replace ``out`` by ``alpha·A·B + beta·out``; ``out`` must not share memory with ``A`` or ``B``.
 
     If ``beta`` is 0, the old contents of ``out`` do not matter, even if they are NaN.
     """

@@ -26,10 +26,10 @@ FLATTENED = (
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
     """Return the matrices in the optimizer's parameters, in order of groups.
 
-    How tensor parallelism cuts a parameter is stated by a DTensor's placements, or by a plain parameter's
-    attribute ``partition_dim``, as in Megatron; a parameter with a negative number is not cut. For an uneven
-    cut, the attribute ``partition_sizes`` lists one length per position. For plain parameters without the
-    attribute, ``tp_dim`` applies.
+    A DTensor's placements say how tensor parallelism cuts it. A plain parameter's attribute ``partition_dim``
+    says so, as in Megatron; if it is negative, the parameter is not cut. For an uneven cut, the attribute
+    ``partition_sizes`` lists one length per position. For plain parameters without ``partition_dim``,
+    ``tp_dim`` applies.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not
@@ -62,7 +62,7 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
     """
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
     if len(names) != len(group["params"]):
-        number = f"{len(names)} names, {names[0]} first, and {len(group['params'])} parameters"
+        number = f"{len(names)} names, from {names[0]} on, but {len(group['params'])} parameters"
         raise UsageError(f"a group has {number} now: {FLATTENED}")
     return list(zip(names, group["params"], strict=True))
 

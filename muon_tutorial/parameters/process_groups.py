@@ -35,7 +35,7 @@ from .mesh_parameters import (
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
-"""Groups whose ranks hold the same plain parameters, as a user who passes them promises."""
+"""Groups whose ranks must hold the same plain parameters; a user who passes such a group promises this."""
 
 
 def read_process_groups(

@@ -34,8 +34,8 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
-    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs use at most n positions
-    work = [(0, loads[position], position) for position in least]  # sorted, so it is a heap
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs need at most n positions
+    work = [(0, loads[position], position) for position in least]  # A sorted list is a heap.
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         done, load, owner = work[0]
         owners[job] = owner

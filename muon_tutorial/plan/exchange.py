@@ -338,7 +338,7 @@ def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[Shar
 def _packed_once(
     parts: Mapping[int, Sequence[SharedPart]],
 ) -> tuple[tuple[SharedPart, ...], dict[int, int], dict[tuple[int, Box], int]]:
-    """Return the parts to pack; for each position, where its parts begin; for each part, where it begins.
+    """Return the parts to pack, where each position's parts begin, and where each part begins.
 
     Positions that get the same parts get the same tuple of parts.
     """

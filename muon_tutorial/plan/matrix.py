@@ -83,11 +83,11 @@ class Part:
 class Matrix:
     """One matrix for Newton–Schulz to orthogonalize.
 
-    ``shape`` is the shape of the whole matrix in its parameter; a convolution's has four dimensions. ``cuts``
-    says how axes cut the *parameter*, outermost first. An axis without a cut has a copy of the parameter on
-    every rank. ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's
-    dtype, and ``grad_dtype`` the gradient's. If the matrix is a whole parameter, ``part`` is None, and
-    ``index`` is also the parameter's index.
+    ``shape`` is the shape of the whole matrix in its parameter, with four dimensions for a convolution.
+    ``cuts`` says how axes cut the *parameter*, outermost first. An axis without a cut has a copy of the
+    parameter on every rank. ``group`` is the number of the optimizer's parameter group. ``dtype`` is the
+    parameter's dtype, and ``grad_dtype`` the gradient's. If the matrix is a whole parameter, ``part`` is
+    None, and ``index`` is also the parameter's index.
     """
 
     index: int
@@ -307,10 +307,10 @@ class BucketEntry:
     """A matrix in a bucket.
 
     ``offset`` and ``size`` count elements of the virtual buffer. Both are the same at every tensor-parallel
-    position, because ``size`` is that of the largest piece. ``workers`` are the positions, in the bucket's
-    group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads from a
-    worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep their
-    pieces and share the work.
+    position, because ``size`` is the size of the largest piece. ``workers`` are the positions, in the
+    bucket's group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads
+    from a worker's piece to the whole matrix. If ``gram`` is given, ``route`` is empty: the tp ranks keep
+    their pieces and share the work.
     """
 
     matrix: Matrix

@@ -444,7 +444,7 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
 def _virtual_entries(
     run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
 ) -> tuple[BucketEntry, ...]:
-    """Make entries with their tensor-parallel routes; without ``offsets``, one after the other."""
+    """Make entries with their tensor-parallel routes; without ``offsets``, they lie one after the other."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     starts = accumulate(sizes, initial=0) if offsets is None else offsets
     rows = zip(run, starts, sizes, workers, strict=False)

@@ -1,8 +1,8 @@
 """All ranks agree on gradients, hyperparameters and the step's number before anything changes.
 
-Every rank sends nine numbers. So even ranks with different parameters can compare, and the error says what
-differs. If the sums show a problem, ranks exchange a few more numbers per gradient. At that point all ranks
-are known to have the same number of gradients, so their messages have equal lengths.
+Every rank sends nine numbers, so even ranks with different parameters can compare theirs, and the error says
+what differs. If the sums show a problem, ranks exchange a few more numbers per gradient. At that point all
+ranks are known to have the same number of gradients, so their messages have equal lengths.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
 class Fingerprint:
     """Texts that must be the same on all ranks in a step, such as hyperparameters. All ranks use equal keys.
 
-    If this rank cannot step, ``error`` says why. Ranks compare first, and then all of them refuse the step.
+    If this rank cannot step, ``error`` says why. Ranks compare the texts, and then all refuse the step.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -208,7 +208,7 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
-    """Compare a hash of each text. Raise this rank's error, or one that says what differs on which rank."""
+    """Compare a hash of each text. Raise this rank's error, or an error that says what differs, and where."""
     row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)
@@ -275,7 +275,7 @@ def checksum(tensor: Tensor) -> Tensor:
     integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # sums of int64 wrap
     words = tensor.detach().contiguous().reshape(-1).view(integers)
     whole = len(words) // _COLUMNS * _COLUMNS
-    sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)  # one sum per column
+    sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)
     for rows in words[:whole].view(-1, _COLUMNS).split(_ROWS):  # sum(dtype=…) takes twelve times as long
         sums += rows.to(torch.int64).sum(0)
     sums[: len(words) - whole] += words[whole:]

@@ -41,8 +41,8 @@ def update_momentum(
     """Update the momentum that this rank stores; return the Newton–Schulz inputs, in the dtype that travels.
 
     ``gradient`` is flat, or None to read gradients from the model and multiply them by ``scale``. Inputs are
-    also flat, or ``Pieces`` if the compute route needs no flat buffer. Inputs that no rank needs are not
-    made. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
+    also flat, or ``Pieces`` if the compute route needs no flat buffer. Inputs that no rank needs are left
+    out. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)
@@ -71,7 +71,7 @@ def move_momentum(
     scale: Tensor | None,  # []
     is_needed: bool,
 ) -> Tensor | None:  # the momentum's shape
-    """Update a matrix's momentum. If a rank needs this rank's Newton–Schulz input, return the input."""
+    """Update a matrix's momentum. Return its Newton–Schulz input if a rank needs it, otherwise None."""
     own = stored_gradient(bucket, matrix, gradient, scale)
     group, stored = matrix.parameter.group, matrix.parameter.momentum
     momentum = stored[matrix.momentum_index]

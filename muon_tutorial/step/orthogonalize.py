@@ -31,8 +31,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     if isinstance(boxes, Tensor) and not bucket.works:
-        boxes = boxes.new_empty(0)  # frees the buffer while other ranks work
-    yield ABREAST  # wait until the round's other owners have their matrices
+        boxes = boxes.new_empty(0)  # Free the buffer while other ranks work.
+    yield ABREAST  # Wait until the round's other owners have their matrices.
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
 
@@ -53,8 +53,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         update = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name))  # 5: own box
         del whole
         keep_box(update, boxes, matrix)
-        del update  # ``boxes`` refers to it
-    yield ABREAST  # wait until all owners have computed, as the way back needs all updates
+        del update
+    yield ABREAST  # wait until all owners have computed, because the way back needs all updates
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]

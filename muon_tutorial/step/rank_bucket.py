@@ -28,8 +28,8 @@ AROUND: ContextVar[Callable[..., Any]] = ContextVar(
 class RankMatrix:
     """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
-    The rank's piece of the matrix is at the index ``place`` of its part of the parameter, and at ``held`` in
-    a flat buffer with the model's layout.
+    The rank's piece of the matrix is at the index ``place`` in the rank's part of the parameter, and at
+    ``held`` in a flat buffer with the model's layout.
 
     The rank stores ``numel`` elements of the piece between steps. Four fields say where these elements lie:
     ``stored`` in the bucket's stored buffer, ``in_piece`` in the piece, ``shard_range`` in the whole matrix,

@@ -86,7 +86,7 @@ def average_others(
 
 
 def _runs(params: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Cut a sequence into runs with one gradient dtype and at most 25 MB."""
+    """Cut a sequence into runs of at most 25 MB, each with a single gradient dtype."""
     ordered = sorted(params, key=lambda param: str(gradient_dtype(param)))
     for dtype, its in groupby(ordered, gradient_dtype):
         same = list(its)

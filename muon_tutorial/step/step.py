@@ -120,7 +120,7 @@ class PlanStep:
                 place_gradient(param)
             try:
                 tensors = [local_gradient(it) for it in (*(its.param for its in self.parameters), *rest)]
-            except GradientError as error:  # the fingerprint tells the other ranks
+            except GradientError as error:  # the fingerprint tells the other ranks of the error
                 fingerprint = replace(fingerprint, error=error)
             else:
                 names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]

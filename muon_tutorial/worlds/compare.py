@@ -34,7 +34,7 @@ def check_same(
     group: dist.ProcessGroup | None,
     agreed: Sequence[str] = (),
 ) -> tuple[T, list[str]]:
-    """Make a plan and lines about it, and compare these over a group. All ranks of the group must call it.
+    """Make a plan and lines about it, and compare the lines over a group. All its ranks must call this.
 
     ``agreed`` are lines that all ranks have compared before. If this plan's lines are equal to ``agreed``,
     nothing is compared.

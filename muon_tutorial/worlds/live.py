@@ -79,7 +79,7 @@ def build_mesh(
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
-    """Make a ``DeviceMesh`` whose axes are these process groups, in order. They share only this rank.
+    """Make a ``DeviceMesh`` whose axes are these process groups, in order. The groups share only this rank.
 
     All ranks that the groups connect must call it; one exchange per group tells them all positions.
 
@@ -130,7 +130,7 @@ def count_processes() -> int:
 class _Ticket:
     """A collective in flight. Its two buffers live as long as the ticket.
 
-    On NCCL, ``wait`` makes the caller's stream wait for the collective, but not the host. The ticket is
+    On NCCL, ``wait`` lets the caller's stream wait for the collective, but the host goes on. The ticket is
     dropped after ``wait``, so later work on the caller's stream reuses the buffers only after the collective.
     So ``record_stream`` is not needed. This is untested on GPUs.
     """
@@ -347,8 +347,8 @@ def _call_backend(
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
-        received = send  # the backend may overwrite it
-    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
+        received = send  # The backend may overwrite it.
+    elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # These work in place.
         received.copy_(send)
     match request.kind:
         case "all_gather":

@@ -198,7 +198,7 @@ def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> No
 @pytest.mark.parametrize(
     ("state", "names", "message"),
     [
-        ({"momentum_buffer": torch.ones(3, 3)}, ["o.weight"], r"and its saved state \(3, 3\)"),
+        ({"momentum_buffer": torch.ones(3, 3)}, ["o.weight"], r"but its saved state is \(3, 3\)"),
         ({"momentum_buffer": torch.ones(144)}, ["o.weight"], "ZeRO has flattened it"),
         ({"momentum_buffer": torch.ones(12, 12)}, ["x"], "has x, which this optimizer does not step"),
         ({"momentum_buffer": torch.ones(12, 12)}, None, "1 parameters, and 0 names: pass names="),

@@ -591,7 +591,7 @@ def test_a_users_own_stacks_are_said_by_parts_and_transposed() -> None:
     parts: dict[str, Any] = {"w_in": ("stack", 5, 5), "w_out": "stack"}
     groups = split_parameters(bank, parts=parts, transposed=["w_*"]).hidden
     assert [(it["parts"], it["transposed"]) for it in groups] == [(("stack", 5, 5), True), ("stack", True)]
-    with pytest.raises(UsageError, match=r"w_in: .* 4 rows .*; they are its columns: .* transposed="):
+    with pytest.raises(UsageError, match=r"w_in: .* 4 rows .*; the numbers fit its columns: .* transposed="):
         split_parameters(bank, parts=parts)
     with pytest.raises(UsageError, match="transposed matches no parameter of the model: 'w'"):
         split_parameters(bank, transposed=["w"])
