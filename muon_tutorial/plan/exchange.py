@@ -197,7 +197,7 @@ class WholeMatrices(Layout):
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """A box of a matrix that one rank sends to another; ``index`` finds it in this rank's slice ``held``."""
+    """A box that one rank sends to another; ``index`` finds the box in this rank's slice ``held``."""
 
     held: BufferSlice
     box: Box

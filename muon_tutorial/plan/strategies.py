@@ -151,14 +151,14 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. With several
-    rounds, a round's slices differ in length, so each slice is reduced to its rank, which broadcasts it.
+    rounds, slices differ in length, so gradients are reduced to each slice's rank, which broadcasts weights.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
             are mixed in the list, so that few matrices lie on several ranks, and all slices have about equal
             work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
-            gathers only matrices that cross a slice boundary, and only on the ranks that store a part.
+            gathers only matrices that cross a slice boundary, and only on the ranks that store a part of one.
         round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
             (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. For ``cut="bucket"``,
             ``round_bytes`` is the size of a bucket.
@@ -209,8 +209,8 @@ def layerwise(
 
     Args:
         tp: how the tp ranks at a dp position divide its matrices. With ``"share"``, each matrix is gathered
-            to one of the ranks, which scatters the update back. With ``"repeat"``, every rank gathers every
-            matrix, and no update is sent back.
+            to one of the ranks, which scatters the update back. With ``"repeat"``, each of these ranks
+            gathers every matrix, and no update is sent back.
         round_bytes: as in ``zero1``.
 
     Raises:
@@ -240,9 +240,9 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     matrices to share, and sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
     measures these costs.
 
-    All other matrices are gathered on all tp ranks, which apply the group's own recipe with the usual bits.
-    Matrices that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with the recipe
-    ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits are *not* the same as in a single
+    Matrices with an uncut long side are gathered on all tp ranks, which apply the group's own recipe with the
+    usual bits. Matrices that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with
+    the recipe ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits *differ* from those of one
     process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
     ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
     stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
