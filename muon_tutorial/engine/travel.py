@@ -56,7 +56,7 @@ def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
 def stand_by(route: Route) -> Walk:
     """Yield ``IDLE`` for each request that other ranks make along the route and back.
 
-    So every rank of a group takes the same number of turns, and the order of requests is the same on all.
+    So all ranks of a group take the same number of turns, and issue their requests in the same order.
     """
     for hop in (*route.hops, *route.inverse.hops):
         if not hop.silent:

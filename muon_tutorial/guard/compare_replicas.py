@@ -306,7 +306,7 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
-    Parameters that may differ, such as each rank's own experts, are returned if they do, and not refused.
+    Parameters that may differ, such as each rank's own experts, are not refused, but returned if they differ.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.
@@ -318,7 +318,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Most pieces of a parameter look alike, so the other pieces may show which copy of this one is right.
+        # Most pieces of a parameter look alike, so others may show which copy of this piece is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

@@ -285,8 +285,8 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on no rank. The old steps check this first, because a
-        rank without changes would not answer messages sent for new steps.
+        Parameters must have changed on all ranks or on no rank. The old steps compare fingerprints first,
+        because a rank without changes would not answer messages sent for new steps.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:

@@ -78,7 +78,7 @@ class Muon(torch.optim.Optimizer):
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
             Set ``transposed`` on a parameter group.
-        initial_values: what the constructor does to parameters that several ranks hold copies of.
+        initial_values: what the constructor does to parameters of which several ranks hold copies.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: after how many steps ranks again compare hashes of their copies of parameters and

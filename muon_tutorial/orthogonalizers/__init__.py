@@ -1,4 +1,4 @@
-"""Newton–Schulz recipes by name: alternatives to the one of ``torch.optim.Muon`` ("stock").
+"""Newton–Schulz recipes by name, as alternatives to "stock", which computes like ``torch.optim.Muon``.
 
 ``named``       the recipes by name, with their errors, and which of them can replace stock
 ``recipe``      what a recipe consists of, as plain data; refuses recipes that could explode

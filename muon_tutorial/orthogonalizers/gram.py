@@ -5,7 +5,7 @@ matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So a ra
 and needs no other shard. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and
 ``XQ``.
 
-The sum of the shards' products rounds differently than the product in a single process: ``DIFFERENCE`` and
+The sum of the shards' products rounds differently from a single process's product: ``DIFFERENCE`` and
 ``QUALITY_DIFFERENCE`` bound the effect. Products and iterates are fp32; shards and results are bf16. This
 module knows no ranks: the caller sums what ``packed_gram`` writes.
 """

@@ -76,7 +76,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list[int]]:
-    """Return the indices of matrices to orthogonalize together: equal keys, at most ``most(key)`` at once.
+    """Return runs of indices: matrices with equal keys, at most ``most(key)`` of them in a run.
 
     >>> runs_of_equals("abaacb", lambda key: 2)
     [[0, 2], [3], [1, 5], [4]]

@@ -26,10 +26,10 @@ FLATTENED = (
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
     """Return the matrices in the optimizer's parameters, in order of groups.
 
-    A DTensor's placements say how tensor parallelism cuts it. A plain parameter's attribute ``partition_dim``
-    says so, as in Megatron; if it is negative, the parameter is not cut. For an uneven cut, the attribute
-    ``partition_sizes`` lists one length per position. For plain parameters without ``partition_dim``,
-    ``tp_dim`` applies.
+    A DTensor's placements say how tensor parallelism cuts it. For a plain parameter, the attribute
+    ``partition_dim`` names the dimension, as in Megatron; if it is negative, the parameter is not cut. For an
+    uneven cut, the attribute ``partition_sizes`` lists one length per position. For plain parameters without
+    ``partition_dim``, ``tp_dim`` applies.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not

@@ -23,8 +23,8 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
     sizes of those later axes (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
-        StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard cuts in
-            another way, such as each part of a fused matrix.
+        StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard is of another
+            kind, such as one that cuts each part of a fused matrix.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:

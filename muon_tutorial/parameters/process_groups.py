@@ -94,7 +94,7 @@ def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping
 
 
 def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Shape]]:
-    """Gather every rank's local shapes, [ranks, parameters]. The numbers of dimensions must be equal."""
+    """Gather every rank's local shapes, [ranks, parameters], with equal numbers of dimensions."""
     shapes = gather_objects(mine, group)
     said = [[f"{index_name(i)} has {len(it)} dimensions" for i, it in enumerate(row)] for row in shapes]
     check_lines(dict(zip(dist.get_process_group_ranks(group), said, strict=True)))

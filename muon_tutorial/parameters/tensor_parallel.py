@@ -56,8 +56,8 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
         dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and not 0 <= dim < param.ndim:
         raise StrategyError(
-            f"{name} has dimensions 0 to {param.ndim - 1}, not {dim}: set partition_dim, or tp_dim if the "
-            "parameter has none, to one of them or to None"
+            f"{name} has dimensions 0 to {param.ndim - 1}, not {dim}: set its partition_dim (or tp_dim if it "
+            "has no partition_dim) to one of these dimensions, or to None"
         )
     return dim
 

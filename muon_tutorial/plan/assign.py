@@ -34,7 +34,7 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
-    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs need at most n positions
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # At most n positions get n jobs.
     work = [(0, loads[position], position) for position in least]  # A sorted list is a heap.
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         done, load, owner = work[0]

@@ -27,7 +27,7 @@ class Grid:
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.sizes) or len(set(self.axes)) != len(self.axes):
             raise GridError(
-                f"a grid needs one size for each of its axes, all named differently; "
+                f"a grid needs axes with different names, and one size for each axis; "
                 f"got axes {self.axes} and sizes {self.sizes}"
             )
         for axis, size in zip(self.axes, self.sizes, strict=True):

@@ -64,7 +64,7 @@ class Shard:
 
     def run(self, length: int, position: int, parts: int) -> tuple[int, int]:
         """Return where the run of one position starts, and how many indices it has."""
-        if self.sizes is None:  # without a list of all positions, because a plan may have thousands
+        if self.sizes is None:  # do not list all positions: a plan may have thousands
             step = -(-length // parts)
             start = min(length, step * position)
             return start, min(step, length - start)
@@ -270,7 +270,7 @@ class Hop:
         assert isinstance(cut, Shard)
         mine = shard_box(self.shape, cut, at[self.axis], parts)
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
-        if equal and cut.dim == 0:  # without a list of all positions, because a plan may have thousands
+        if equal and cut.dim == 0:  # do not list all positions: a plan may have thousands
             return HopPieces(mine, mine.numel, parts)
         boxes = _filled_boxes(self.shape, cut, parts)
         return HopPieces(mine, max((box.numel for box in boxes.values()), default=0), parts, boxes)

@@ -151,7 +151,7 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. With several
-    rounds, slices differ in length, so gradients are reduced to each slice's rank, which broadcasts weights.
+    rounds, slices differ in length, so each is reduced to its rank, which later broadcasts its new weights.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes

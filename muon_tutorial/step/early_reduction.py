@@ -2,7 +2,7 @@
 
 Buckets have their own process group, and are sent strictly in the plan's reverse order, which is about the
 order in which backward completes them. So all ranks issue the same collectives in the same order, even if
-their gradients come in different orders, or the ranks send other data, too. Backward waits for no collective.
+their gradients come in different orders, or the ranks also send other data. Backward waits for no collective.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def move_momentum(
 
 def momentum_update(
     buffer: Tensor,  # any shape
-    grad: Tensor,  # the same shape
+    grad: Tensor,  # same shape
     momentum: float,
     nesterov: bool,
 ) -> Tensor:  # the same shape

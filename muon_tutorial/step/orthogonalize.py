@@ -54,7 +54,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         del whole
         keep_box(update, boxes, matrix)
         del update
-    yield ABREAST  # wait until all owners have computed, because the way back needs all updates
+    yield ABREAST  # Wait until all owners have computed, because the way back needs all updates.
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]

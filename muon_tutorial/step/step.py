@@ -46,7 +46,7 @@ def step_bucket(
     if gradient is None:
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduces to owners
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
-    del gradient  # frees memory for the next phases
+    del gradient
     updates = yield from orthogonalize(bucket, inputs)  # 2 to 6: gather dp, tp; Newton–Schulz; and back
     del inputs
     stepped = update_parameters(bucket, updates, present)  # [stored], the parameters' dtype

@@ -192,9 +192,9 @@ class LiveWorld:
             seconds = group_timeout(self.group((axis,)))
             if seconds > max(usual, LONG_WAIT):
                 warnings.warn(
-                    f"the process group of axis {axis!r} times out after {seconds:g} s, the default one "
-                    f"after {usual:g} s: a stopped rank would hold the others that long; make the mesh with "
-                    "build_mesh(grid)",
+                    f"the process group of axis {axis!r} times out after {seconds:g} s, not {usual:g} s like "
+                    "the default group, so a stopped rank would hold up the others for that long: make the "
+                    "mesh with build_mesh(grid)",
                     stacklevel=4,
                 )
 
@@ -370,7 +370,7 @@ def _call_backend(
             return dist.scatter(received, pieces, group_src=root, **how)
         case "all_to_all":
             if send is None or request.packed != send.numel():
-                raise RequestError(f"{request}: send must end with the last parcel")
+                raise RequestError(f"{request}: send must have {request.packed} elements to fill the parcels")
             leaving = [send[parcel] for parcel in request.parcels]
             coming = list(received.split(request.receives or (0,) * len(leaving)))
             backend = group._get_backend(received.device).name()

@@ -1,7 +1,7 @@
 """Runs one rank on its own, without data, to list the requests that it would make.
 
 Answers are zeros of the right size. If a rank's tensors are on the meta device, where tensors have no values,
-the answers are there, too, and running a generator takes no memory, however large the sizes.
+the answers are on it, too, and running a generator takes no memory, however large the sizes.
 """
 
 from __future__ import annotations
