@@ -55,8 +55,8 @@ class Muon(torch.optim.Optimizer):
             coefficients of their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine
             that is no worse than stock. The first rank chooses, and parameter groups and checkpoints record
             the choice. A group may set its own ``orthogonalize``. For a given recipe, every strategy except
-            ``gram`` gives the same bits. Recipes except ``"float32"`` and ``"gram"`` make updates 4 to 15 %
-            larger than stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
+            ``gram`` gives the same bits. All recipes except ``"float32"`` and ``"gram"`` make updates 4 to
+            15 % larger than stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: the timings that ``"auto"`` uses: an ``orthogonalizers.calibration.Calibration``, or a
             folder with one file per machine, torch version and number of threads (default:
             ``~/.cache/muon_tutorial``). Shapes without timings are measured when the optimizer is made, which

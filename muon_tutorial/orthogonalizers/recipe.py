@@ -71,7 +71,7 @@ class Recipe:
             )
 
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
-        """Whether a matrix of this shape is iterated on its Gram matrix, if that saves operations.
+        """Whether the form allows iterating on the Gram matrix, and this saves operations for the shape.
 
         ``share``: the fraction of operations that is computed for a symmetric product.
         """
