@@ -28,7 +28,7 @@ def test_a_coordinate_reads_as_a_mapping_and_says_where_it_is() -> None:
     ("axes", "sizes", "said"),
     [
         (("dp",), (2, 2), "one size for each"),
-        (("dp", "dp"), (2, 2), "named differently"),
+        (("dp", "dp"), (2, 2), "different names"),
         (("dp", "tp"), (2, 0), "'tp' needs a whole number of ranks, at least 1; got 0"),
         (("dp",), (1.5,), "'dp' needs a whole number"),
         (("dp",), (-2,), "got -2"),
