@@ -3,10 +3,10 @@
     python scripts/rounds.py
 
 writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
-measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. Both files also
-hold steps with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need
-no core, so one machine shows how long a step would take with a machine per rank. The messages are real. The
-script takes five minutes.
+measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
+the seconds of the step's calls of torch.distributed and its sleeps alone, and those of steps with real work,
+compared with ranks that divide the work and exchange nothing. Sleeping ranks need no core; their messages
+are real, and need some. The script takes five minutes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,7 @@ from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.step import orthogonalize
+from muon_tutorial.worlds import live
 from muon_tutorial.worlds.shadow import walk_alone
 from scripts.files import made
 from scripts.result_files import command_line, machine_facts, markdown, result_parser, say, write_results
@@ -58,7 +60,8 @@ ONE, ALL = 1, None  # bytes of a round: ``ONE`` gives each owner one matrix; ``A
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "The fastest of three steps, with default options except ``--orthogonalize`` in the command. *apart*: "
-    "each rank steps its part of the matrices in a process of its own, and nothing travels.",
+    "each rank steps its part of the matrices in a process of its own, and nothing travels. *messages*: "
+    "seconds of the step's calls of ``torch.distributed``, repeated in the step's order, and nothing else.",
 )
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
@@ -66,10 +69,10 @@ NOTES = (
     "if every matrix were larger than the limit, or as many as the default limit allows. Messages are real. "
     "*seconds*: from when the last rank begins until the last rank ends. *best*: an even share of the "
     "sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
-    "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
-    "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
-    "step held besides parameters, gradients and momentum, measured without sleep, and predicted by the same "
-    "step on tensors without data.",
+    "busiest rank must have. *torch alone*: the same for a rank that only repeats the step's calls of "
+    "``torch.distributed`` and its sleeps, in the step's order; with these messages, this machine's cores "
+    "allow no less. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
+    "momentum, measured without sleep, and predicted by the same step on tensors without data.",
 )
 
 
@@ -106,14 +109,15 @@ class SleepCase:
 
 @dataclass(frozen=True, slots=True)
 class SleepStep:
-    """One strategy's step: its seconds, and the peak of a rank's bytes, measured and predicted."""
+    """One strategy's step: its seconds, those of its calls of torch.distributed and its sleeps alone, and the
+    peak of a rank's bytes, measured and predicted."""
 
     case: SleepCase
     strategy: str
     seconds: float
+    torch_alone: float
     peak: int
     predicted: int
-    without_sleep: float
 
 
 def cases(ranks: Sequence[int]) -> list[SleepCase]:
@@ -132,9 +136,8 @@ def run_case(case: SleepCase) -> list[SleepStep]:
     rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
     found = []
     for name, its in zip(SHARED, zip(*rows, strict=True), strict=True):
-        awake, asleep, peaks, predicted = zip(*its, strict=True)
-        seconds, without = fastest(asleep), fastest(awake)
-        found.append(SleepStep(case, name, seconds, max(peaks), max(predicted), without))
+        whole, alone, peaks, predicted = zip(*its, strict=True)
+        found.append(SleepStep(case, name, fastest(whole), fastest(alone), max(peaks), max(predicted)))
     return found
 
 
@@ -154,12 +157,13 @@ def _steps(rank: int, case: SleepCase) -> list[tuple[Any, Any, int, int]]:
         muon = _muon(case.shapes, strategy=builder, mesh=mesh)
         assert muon.plan is not None
         with _naps(replace(case, seconds=0.0)):
-            awake = _timed(muon, 4)
+            _timed(muon, 2)
             _give_gradients(muon)
             with PeakMemory() as seen:
                 muon.step()
         with _naps(case):
-            found.append((awake, _timed(muon, 2), seen.peak, _predicted(muon.plan, rank)))
+            whole, alone = _timed(muon, 3), _timed_alone(muon, 3)
+        found.append((whole, alone, seen.peak, _predicted(muon.plan, rank)))
     return found
 
 
@@ -171,6 +175,37 @@ def _naps(case: SleepCase) -> Any:
         return whole.clone()
 
     return mock.patch.object(orthogonalize, "newton_schulz_update", sleep)
+
+
+def _note_step(muon: Muon) -> list[Callable[[], None]]:
+    """Take a step, and return its calls of torch.distributed, its waits and its sleeps, to repeat them."""
+    tape: list[Callable[[], None]] = []
+    call_backend, sleep = live._call_backend, time.sleep
+
+    def noted_call(*arguments: Any) -> Any:
+        work: list[Any] = []
+
+        def call() -> None:
+            work[:] = [call_backend(*arguments)]
+
+        def wait() -> None:
+            work[0].wait()
+
+        call()
+        tape.append(call)
+        return work[0] and SimpleNamespace(wait=lambda: noted(wait))
+
+    def noted(again: Callable[[], None]) -> None:
+        again()
+        tape.append(again)
+
+    _give_gradients(muon)
+    with (
+        mock.patch.object(live, "_call_backend", noted_call),
+        mock.patch.object(time, "sleep", lambda seconds: noted(partial(sleep, seconds))),
+    ):
+        muon.step()
+    return tape
 
 
 def _muon(shapes: Sequence[tuple[int, int]], **options: Any) -> Muon:
@@ -185,12 +220,22 @@ def _give_gradients(muon: Muon) -> None:
 
 def _timed(muon: Muon, times: int) -> list[tuple[float, float]]:
     """When each of some steps began and ended on this rank."""
+    return _spans(muon.step, times, partial(_give_gradients, muon))
+
+
+def _timed_alone(muon: Muon, times: int) -> list[tuple[float, float]]:
+    """The same for the step's calls of torch.distributed, its waits and its sleeps alone."""
+    tape = _note_step(muon)
+    return _spans(lambda: [again() for again in tape], times, lambda: None)
+
+
+def _spans(step: Callable[[], Any], times: int, prepare: Callable[[], None]) -> list[tuple[float, float]]:
     spans = []
     for _ in range(times):
-        _give_gradients(muon)
+        prepare()
         dist.barrier()
         begin = time.monotonic()
-        muon.step()
+        step()
         spans.append((begin, time.monotonic()))
         dist.barrier()  # so that no rank prepares the next step while others still take this one
     return spans
@@ -200,11 +245,13 @@ def real_table(command: str, orthogonalize: str) -> Table:
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
-            spans = launch(_real, ranks, args=(ranks, shapes, orthogonalize), timeout=600)
-            seconds = [fastest(its) for its in zip(*spans, strict=True)]
-            for way, its in zip(REAL, seconds, strict=True):
-                row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
-                rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
+            its_ranks = launch(_real, ranks, args=(ranks, shapes, orthogonalize), timeout=600)
+            ways = [zip(*its, strict=True) for its in zip(*its_ranks, strict=True)]
+            found = [tuple(map(fastest, its)) for its in ways]
+            for way, (seconds, messages) in zip(REAL, found, strict=True):
+                row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way}
+                row |= {"seconds": round(seconds, 3), "messages": round(messages, 3)}
+                rows.append({**row, "apart / this": round(found[0][0] / seconds, 3)})
     return Table("Real work", tuple(rows), command, REAL_NOTES)
 
 
@@ -213,7 +260,7 @@ def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]], orthogonaliz
     mesh = build_mesh({"dp": ranks})
     muon = partial(_muon, orthogonalize=orthogonalize)
     ways = [muon(shapes[rank::ranks]), *(muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
-    return [_timed(muon, 3) for muon in ways]
+    return [(_timed(muon, 3), _timed_alone(muon, 3)) for muon in ways]
 
 
 def _predicted(plan: Plan, rank: int) -> int:
@@ -238,7 +285,7 @@ def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
             "seconds": round(it.seconds, 2),
             "best": round(it.case.best, 2),
             "over the best": round(it.seconds / it.case.best, 2),
-            "without sleep": round(it.without_sleep, 2),
+            "torch alone": round(it.torch_alone / it.case.best, 2),
             "peak MB": round(it.peak / 1e6, 1),
             "predicted MB": round(it.predicted / 1e6, 1),
         }
