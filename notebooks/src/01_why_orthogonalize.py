@@ -246,7 +246,7 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
 
 # %% [markdown]
 # No update promises more than `U @ Vt`. A direction of `G` adds at most its own singular value, and all of it only if
-# the update has a 1 there. The dark bars show how far the loss really fell:
+# the update's value in this direction is 1. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -300,8 +300,8 @@ whole.check(muon_step)
 # <details><summary>Solution</summary>
 #
 # The decay comes before the update is added. In the other order it would shrink the new update as well, and the bits
-# would differ from torch's. (Your own optimizer begins in lesson 02, which saves right answers. It takes these lines
-# from the course.)
+# would differ from torch's. (From lesson 02 on, your right answers are saved and become an
+# optimizer. This one is not.)
 #
 # ```python
 # def muon_step(W, G, buffer, lr, momentum=0.95, weight_decay=0.1):
@@ -372,7 +372,7 @@ print(lesson.say_extra_lanes(race))
 #
 # A table of 50,000 words is the largest, costliest matrix, and in long runs AdamW [did better on
 # both](https://kellerjordan.github.io/posts/muon/#empirical-considerations), embedding and head. Our test was not
-# quite fair: Muon's rate was tuned in each run, but AdamW's, for embedding and head, only where AdamW steps
+# quite fair: Muon's rate was tuned, but AdamW's, for embedding and head, was taken from the run in which AdamW steps
 # everything.
 #
 # </details>

@@ -125,7 +125,7 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 #
 # <details><summary>What would bring values to rest?</summary>
 #
-# A value at 1 stays there only if `a + b + c` is 1. Others settle only at a value that a step leaves unchanged, where
+# A value at 1 stays there only if `a + b + c` is 1. Other values settle only at one that a step leaves unchanged, where
 # `a s + b s³ + c s⁵` has a slope between −1 and 1.
 #
 # </details>
@@ -185,7 +185,7 @@ write.check(step)
 # %% tags=["stub"]
 def newton_schulz(G, steps=5):
     # a tall G is laid on its side (G.T), so that X @ X.T is small; turn it back at the end
-    # divide by the Frobenius norm; a gradient of zeros must not become NaN
+    # divide by the Frobenius norm, .clamp(min=1e-7), so that a gradient of zeros does not become NaN
     # your step, steps times, with a, b, c = 3.4445, -4.7750, 2.0315
     return ...
 
@@ -352,9 +352,9 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most: after lesson 01's 40 training
-# steps, about thirty of a gradient's 64 values are below 0.01. Polar Express and CANS lift most, because their first
-# `a` is above 8.
+# An update's directions need only be *about* equally loud, so lifting matters most: early in training, after lesson
+# 01's 40 steps, about thirty of a gradient's 64 values are below 0.01. Polar Express and CANS lift most, because their
+# first `a` is above 8.
 #
 # ## Recap
 #

@@ -254,7 +254,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes a rank, for an all_reduce made of both your halves*
+# *Hard · 12 minutes · required · par 24576 bytes a rank, if your halves all_reduce 4096 entries of float32*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -419,7 +419,7 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# We always count what *one rank sends*: on a ring or, in an all_to_all, gather or scatter, straight to its goal. S is
+# We always count what *one rank sends*: on a ring; in an all_to_all, gather or scatter, straight to its goal. S is
 # the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S counts those of all
 # ranks.)
 #

@@ -214,8 +214,8 @@ local_range = ranges.accepted_or(lesson.local_range)
 #
 # Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. The thrifty way
 # sends only parts of matrices that straddle, straight to the ranks that keep the other parts.
-# An entry travels as bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* in a
-# step, either way?
+# An entry travels as bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* for
+# this gathering, in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -287,16 +287,16 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And
-# where each of the 24 matrices has its own bucket, every rank keeps a part of each and orthogonalizes all; with the
-# largest limit, it keeps parts of 9 at most (by default). In one huge bucket, though, no rank could begin until all of
-# it had arrived.
+# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And where
+# each of the 24 matrices has its own bucket, every rank keeps a part of each and orthogonalizes all; with the largest
+# limit, it keeps parts of 9 at most (at this page's parameters). In one huge bucket, though, no rank could begin until
+# all of it had arrived.
 #
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again orthogonalize all of them. By default the
-# package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one
-# rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would again keep a part of each, and orthogonalize
+# all. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`, and a
+# matrix lies on one rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)

@@ -220,8 +220,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
-# *matrix*, and dp the *buffer*. Each rank leaves room for the largest piece along tp, so a matrix begins at the same
-# offset on every rank.
+# *matrix*, and dp the *buffer*. In its buffer each rank leaves room for the largest piece of any tp rank, so a matrix
+# begins at the same offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)

@@ -202,8 +202,8 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # `travel`, below, carries a tensor along a route, and `take(x, hop, dtype, at, label)` over one hop of it; `at` are
-# this rank's coordinates. Each is a **generator**: at `yield from` it hands out a *request*, named by `label`, and
-# stands still until the answer comes, from real processes or, in the next section, from you.
+# this rank's coordinates. Both are **generators**: at `yield from` a *request*, named by `label`, goes out, and the
+# function stands still until the answer comes, from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · The bill: what does a step cost?
 #
-# In one Muon step of Llama 3.1 70B, each of 512 GPUs may send 70 GB. With a pencil, before anything runs: how many bytes
-# does a rank send in each phase, and how many does it keep?
+# In one Muon step of Llama 3.1 70B, each of 512 GPUs may send 70 GB. With a pencil, before anything runs: how many
+# bytes does a rank send in each phase, and how many does it keep?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.

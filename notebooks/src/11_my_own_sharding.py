@@ -110,9 +110,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # %% [markdown]
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
-# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Which arrows lead to
-# another replica? (In the picture's last layout, **expert parallel** or EP, each rank has its own *experts*, small MLPs
-# that each get some of the tokens. All other matrices are *dense*.)
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Which arrows of the
+# picture lead to another replica? (In the picture's last layout, **expert parallel** or EP, each rank has its own
+# *experts*, small MLPs that each get some of the tokens. All other matrices are *dense*.)
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -223,7 +223,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 56 bytes a rank in all, on the way back*
+# *Medium · 6 minutes · required · par 56 bytes a rank, for all matrices, on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):

@@ -227,8 +227,8 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. There work and sending are
-# most alike, and only the shorter of the two can be hidden behind the longer.
+# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. There work and sending take
+# about the same time, and only the shorter of the two can be hidden behind the longer.
 
 # %% [markdown]
 # ## Find the missing wait
@@ -240,7 +240,7 @@ print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# In the picture, `g` is a gather and `s` a share. A share may read its buffer until you have waited for the share.
+# In the picture, `g` is a gather and `s` a share. Until you have waited for a share, it may still read its buffer.
 # Before which line must the program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
@@ -523,8 +523,8 @@ print(lesson.say_about(recording))
 makespan = clocks.accepted_or(lesson.makespan)
 
 # %% [markdown]
-# With a window of 1, a rank computes and waits in turn. What does your `makespan` make of the same times with a
-# window of 3?
+# With a window of 1, a rank computes and waits in turn. By your `makespan`, how long would a step with these times
+# take with a window of 3?
 #
 # *Easy · 3 minutes · required*
 

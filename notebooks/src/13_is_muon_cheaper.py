@@ -71,8 +71,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 # Compare **like for like**: all bytes sent on the way from *raw* gradients, `g[B]{U_dp}`, to new weights on all
 # ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix
 # *lives* with one owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in
-# phases 1 and 7 only. Count what one rank sends on a ring. (Owners send more or less than others: take the dp group's
-# mean.)
+# phases 1 and 7 only. Count what one rank sends on a ring. (Ranks that own more send more: take the dp group's mean.)
 #
 # <details><summary>Hint</summary>
 #
@@ -154,7 +153,7 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and, for `owner`, which expects averaged gradients, on whether their averaging counts.
+# all_reduce), and, for `owner`, on whether you count the all_reduce that averages gradients before it.
 #
 # ## Time, as a profiler logs it
 #

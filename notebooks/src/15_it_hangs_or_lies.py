@@ -306,7 +306,7 @@ print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
 # A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
-# seed, or an earlier wrong step change both. In weights, so does a wrong lr, but only a little. If both are 1 and the
+# seed, or an earlier wrong step change both. A wrong lr changes both a little in *weights*. If both are 1 and the
 # difference is near 10⁻⁷, entries were added in another order: *no bug*. The file:
 
 # %%

@@ -98,6 +98,7 @@ def step_with(
     phase: int = 3,
     buffer: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     label: Callable[..., Any] = lambda job, phase, entry: job.label(phase, entry),
+    gather: bool = True,
 ) -> Callable[..., Walk]:
     """The step with one part replaced, as a reader could get it wrong."""
 
@@ -108,7 +109,9 @@ def step_with(
         flat = yield from travel(inputs, bucket.compute, at, job.label(2))
         done = buffer(flat)
         for entry, meta in job.matrices(bucket):
-            whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(phase, entry))
+            whole = unpack(flat, meta)
+            if gather:
+                whole = yield from travel(whole, entry.route, at, job.label(phase, entry))
             update = job.newton_schulz(entry, whole)
             piece = yield from way_back(update, entry.route, at, label(job, 5, entry))
             done[slice(*meta.global_range)] = piece.flatten()
@@ -161,6 +164,7 @@ WRONG_STEPS = [
     (step_with(unpack=upside_down), "of o: the first at 0, the last at 511 of 512"),
     (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
     (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
+    (step_with(gather=False), "phase 3 (tp gather) is the first to differ: rank 0: "),
     (step_with(unpack=flat_of), "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
     (step_with(slices=False), "asked differently: rank 0 asks all_gather over dp (4608"),
     (step_with(phase=5), "The correct request: all_gather"),

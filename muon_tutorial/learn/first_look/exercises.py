@@ -58,6 +58,8 @@ def check_momentum(dp: int, tp: int) -> Exercise:
                 made = (what for what, slip in slips if _all_equal(given, slip))
                 said = f"Rank {rank} gets {mine.numel()} entries, {said}. They are"
                 return f"{said} {next(made, 'not the ones that it keeps.')}"
+            if mine.ndim > 1:
+                return "Cut the flat list, since a part may end in the middle of a row."
         return None
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)

@@ -51,13 +51,15 @@ class StepDifference:
     def first(self) -> Mark | None:
         """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
-        A rank's own error stops all ranks early. If nothing was wrong before, this is the mark of the rank
-        that got farthest.
+        A rank's own error stops all ranks early, so then only wrong marks count. If nothing was wrong before,
+        this is the mark of the rank that got farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
         # the run ended by an error in a rank's own code, not by requests that do not match
         raised = bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
-        if raised and all(mark.how == "missing" for mark in others):
+        if raised and any(mark.how == "wrong" for mark in others):
+            others = [mark for mark in others if mark.how == "wrong"]
+        elif raised:
             # requests of phases 1 and 2 come first: ranks make them before they hold anything
             others.sort(key=lambda mark: mark.held or mark.phase > 2)
             ends = [next(mark for mark in others if mark.rank == rank) for rank in {m.rank for m in others}]
