@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from graphlib import TopologicalSorter
 from html import escape
@@ -81,5 +82,6 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")
     print(f"wrote {PICTURE.relative_to(ROOT)}")

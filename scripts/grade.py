@@ -7,6 +7,7 @@ It executes the students' code, so run it where nothing can be lost.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -90,4 +91,6 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("folders", nargs="*", help="one for each student")
+    main(parser.parse_args().folders)

@@ -3,16 +3,13 @@
     python scripts/measure.py
 
 writes results/README.md (Markdown), results/measure.json and three plots, with the machine, versions, date
-and command. The script takes a few minutes. Interface counters need Linux and the right to make a network
-namespace (`unshare -n`); without these, their table is left out and the reason is given.
+and command. The script takes a few minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,8 +26,6 @@ from scripts import result_files as results
 from scripts.files import made
 from scripts.lab.benchmarks import measured, predicted
 from scripts.lab.benchmarks.contenders import CONTENDERS, Workload, hidden_matrices
-from scripts.lab.benchmarks.measured import InterfaceFit
-from scripts.other_process import call_elsewhere
 
 WORK = Workload(GPTShape(layers=4, width=256, heads=4, context=128), batch=8)
 
@@ -59,16 +54,12 @@ def all_tables(rounds: int, command: str) -> list[Table]:
     readings = measured.read_all(WORK, rounds)
     results.say("larger batches")
     larger = measured.read_batches(WORK, max(3, rounds // 2))
-    results.say("interface counters")
-    counters, why = counters_in_namespace(WORK)
-    left_out = Table("Interface counters", ({"left out because": why},), command)
     tables = [
         measured.ratios_table(readings, command),
         measured.seconds_table(readings, command),
         measured.batches_table(larger, WORK.shape.context, command),
         measured.bytes_table(readings, command),
         measured.state_table(readings, command),
-        measured.counters_table(counters, command) if counters else left_out,
         predicted.gloo_table(command),
         predicted.strategies_table(command),
         predicted.regimes_table(command),
@@ -80,19 +71,6 @@ def all_tables(rounds: int, command: str) -> list[Table]:
             results.say(f"memory on {grid}, round_bytes of {size:,}")
             tables.append(measured.memory_table(command, matrices, grid, size))
     return tables
-
-
-def counters_in_namespace(
-    work: Workload, names: Sequence[str] = tuple(CONTENDERS)
-) -> tuple[InterfaceFit | None, str]:
-    """Interface counters, measured in a separate network namespace; or None and the reason."""
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        return None, "this machine has no `unshare` and `ip`"
-    alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    try:
-        return call_elsewhere(alone, measured.read_counters, work, names), ""
-    except subprocess.CalledProcessError as error:
-        return None, (error.stderr.strip().splitlines() or ["it ended without a word"])[-1]
 
 
 PLOTS = (

@@ -5,6 +5,7 @@ python scripts/measure_launch.py
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -63,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
     main()

@@ -45,7 +45,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     tables = [times_table(one, command, here) for one in measure_all(NAMES, asked.rounds)]
     if flags:
         results.say("measuring without bf16 units")
-        found = call_elsewhere([], measure_all, WITHOUT_NAMES, ROUNDS_WITHOUT, **WITHOUT_BF16)
+        found = call_elsewhere(measure_all, WITHOUT_NAMES, ROUNDS_WITHOUT, **WITHOUT_BF16)
         tables += [times_table(one, command, "oneDNN without bf16 units") for one in found]
     draw(out / "newton_schulz.svg", tables)
     facts = {**results.machine_facts(command), "threads": 1, "bf16 instructions": here}

@@ -24,10 +24,8 @@ _CALL = (
 )
 
 
-def call_elsewhere(
-    prefix: Sequence[str], function: Callable[..., Any], *arguments: Any, **environment: str
-) -> Any:
-    """Call a module's function in a Python that the command ``prefix`` starts; returns what it returned.
+def call_elsewhere(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
+    """Call a module's function in another Python; returns what it returned.
 
     ``environment``: variables that are added to this process's environment.
 
@@ -37,7 +35,7 @@ def call_elsewhere(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "call"
         file.write_bytes(pickle.dumps((function, arguments)))
-        program = [*prefix, sys.executable, "-c", _CALL, str(file)]
+        program = [sys.executable, "-c", _CALL, str(file)]
         variables = {**os.environ, **environment}
         subprocess.run(program, cwd=ROOT, env=variables, check=True, stderr=subprocess.PIPE, text=True)
         return pickle.loads(file.read_bytes())

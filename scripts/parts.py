@@ -5,6 +5,7 @@ python scripts/parts.py
 
 from __future__ import annotations
 
+import argparse
 import sys
 from html import escape
 from pathlib import Path
@@ -63,4 +64,5 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")

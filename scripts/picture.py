@@ -11,6 +11,7 @@ images.
 
 from __future__ import annotations
 
+import argparse
 import html
 import re
 import sys
@@ -267,4 +268,5 @@ def wanted() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
     sys.exit(answered("picture", lambda: write_changed(wanted())))

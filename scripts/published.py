@@ -31,12 +31,13 @@ KINDS: Mapping[Kind, str] = {
     "seconds": "Seconds: predictions",
 }
 OPENING = (
-    "Figures that others published about distributed Muon, with their sources, and what this package says "
-    "of the same. Ours are computed, never typed in, and no machine's file was changed to fit a row. Bytes, "
-    "collectives and operations are exact arithmetic: agreement shows that we understood what was published, "
-    "and no more. Seconds follow from a machine's file of datasheets and estimates: they are predictions. "
-    "Every number is compared in size. Where shapes or hardware were not published in full, we filled in the "
-    "rest, and the row says *assumed*. Where the sign could have been another, it is compared, too."
+    "Figures that others published about distributed Muon, with their sources, and this package's own "
+    "figures for the same quantities. Ours are computed, never typed in, and no machine's file was "
+    "changed to fit a row. Bytes, collectives and operations are exact arithmetic: agreement shows that "
+    "we understood what was published, and no more. Seconds follow from a machine's file of datasheets "
+    "and estimates: they are predictions. Every number is compared in size. Where shapes or hardware were "
+    "not published in full, we filled in the rest, and the row says *assumed*. Where the sign could have "
+    "been another, it is compared, too."
 )
 
 

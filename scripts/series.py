@@ -9,6 +9,7 @@ notebook whose text has changed must then be built again.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import textwrap
@@ -112,4 +113,5 @@ def _read(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
     sys.exit(main())

@@ -40,7 +40,7 @@ from muon_tutorial.evidence.tables import Table, TableRow
 from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.timing.calibrate import average_machines, calibrate
-from muon_tutorial.timing.machine import Machine, machine_from, read_machine
+from muon_tutorial.timing.machine import Machine, machine_from
 from muon_tutorial.timing.timed_world import TimedRun
 from muon_tutorial.timing.timeline_cases import walk_ranks
 from scripts import result_files as results
@@ -336,7 +336,6 @@ def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = results.result_parser(__doc__)
-    parser.add_argument("--machine", type=Path, help="a calibrated machine's file; default: calibrate now")
     parser.add_argument(
         "--again", action="store_true", help="predict the stored measurements again, without running anything"
     )
@@ -367,7 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     for mbit in ROUNDS:
         link = link_text(mbit)
         results.say(f"{link}: calibrating")  # before and after, since a shared machine's speed changes
-        before = read_machine(asked.machine) if asked.machine else calibrate()
+        before = calibrate()
         results.say(f"{link}: measuring")
         if mbit is None:
             found = measure(mbit, asked.orthogonalize)
@@ -375,7 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = json.loads(text)
         else:  # this machine cannot limit its loopback
             continue
-        machines[link] = before if asked.machine else average_machines(before, calibrate())
+        machines[link] = average_machines(before, calibrate())
         steps += zip(cases(mbit, asked.orthogonalize), found["steps"], strict=True)
         its = (OverlapSeconds(**one) for one in found["overlaps"])
         overlaps += zip(overlap_cases(mbit), its, strict=True)

@@ -43,9 +43,6 @@ class GlooTraffic:
         data, out = self.data + other.data, self.messages_out + other.messages_out
         return GlooTraffic(data, out, self.messages_in + other.messages_in)
 
-    def __mul__(self, times: int) -> GlooTraffic:
-        return GlooTraffic(self.data * times, self.messages_out * times, self.messages_in * times)
-
 
 def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
     """What this rank sends for a request when Gloo runs the collective."""

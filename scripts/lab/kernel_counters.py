@@ -1,9 +1,6 @@
-"""Reads the kernel's own counters of the bytes that this process has really sent. Linux only.
+"""Reads how many bytes the kernel has sent for this process, from the TCP counter of each of its sockets.
 
-``tcp_sent`` reads TCP's counter of each socket that the process holds. This counter gives one rank's bytes,
-and needs no privilege. ``interface_sent`` reads a network interface. The interface counts all ranks' bytes
-with headers and acknowledgements, so nothing else may use the interface; a separate network namespace ensures
-that.
+Reading these counters needs Linux, and no privilege.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import struct
 from pathlib import Path
 
 _SOCKETS = Path("/proc/self/fd")
-_INTERFACES = Path("/proc/net/dev")
 _BYTES_SENT = 200  # offset of tcpi_bytes_sent in struct tcp_info (linux/tcp.h, since 4.19)
 _RETRANSMITTED = 208
 
@@ -25,17 +21,6 @@ def tcp_sent() -> int | None:
     if not _SOCKETS.is_dir() or not hasattr(socket, "TCP_INFO"):
         return None
     return sum(_sent(int(entry.name)) for entry in _SOCKETS.iterdir() if _is_socket(entry))
-
-
-def interface_sent(name: str = "lo") -> int | None:
-    """Bytes that an interface has sent, with headers and acknowledgements; None if there is no counter."""
-    if not _INTERFACES.is_file():
-        return None
-    for line in _INTERFACES.read_text().splitlines():
-        interface, colon, counters = line.partition(":")
-        if colon and interface.strip() == name:
-            return int(counters.split()[8])
-    return None
 
 
 def _is_socket(entry: Path) -> bool:

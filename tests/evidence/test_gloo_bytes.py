@@ -1,4 +1,4 @@
-"""Gloo sends the formula's bytes, according to the kernel's counters of each socket and of an interface."""
+"""Gloo sends the formula's bytes, according to the kernel's counters of each socket."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from muon_tutorial import Grid, LiveWorld, build_mesh, launch
 from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.ledger import entry_of
-from muon_tutorial.training.gpt import GPTShape
-from scripts import measure
 from scripts.lab.benchmarks.contender_costs import settled_tcp, tcp_after
-from scripts.lab.benchmarks.contenders import Workload
-from scripts.lab.benchmarks.measured import errors
 from scripts.lab.benchmarks.predicted import KINDS, sample_request
-from scripts.lab.kernel_counters import interface_sent, tcp_sent
+from scripts.lab.kernel_counters import tcp_sent
 
 from ..exhaustive import left_out
 
@@ -73,21 +69,3 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
         assert ring * (1 + 1 / parts) - 2 * parts <= gloo <= ring * (1 + 2 / max(1, parts - 1))
     else:
         assert gloo == pytest.approx((2 if kind == "reduce_scatter" else 1) * ring, abs=2 * parts)
-
-
-@pytest.mark.exhaustive  # above, the kernel's count of each socket's bytes is the formula's
-def test_interface_counters_agree_within_two_percent() -> None:
-    """The overhead is fitted to all_reduces of other sizes, then fixed; nothing else uses the interface."""
-    names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
-    work = Workload(GPTShape(layers=1, width=64, heads=4, context=16), batch=4)
-    counters, why = measure.counters_in_namespace(work, names)
-    if counters is None:
-        assert "unshare" in why
-        pytest.skip(f"no network namespace of one's own: {why}")
-    assert {reading.name for reading in counters.steps} == set(names)
-    assert all(reading.counted for reading in counters.steps)
-    assert max(map(abs, errors(counters))) < 0.02
-
-
-def test_an_unknown_interface_has_no_counter() -> None:
-    assert interface_sent("no such interface") is None

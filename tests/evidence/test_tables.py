@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from muon_tutorial.evidence.tables import Table, median_and_spread
-from scripts.lab.benchmarks.measured import fitted_overhead
 from scripts.lab.benchmarks.predicted import strategies_table
 
 
@@ -27,15 +26,6 @@ def test_a_table_is_markdown_with_its_command_and_notes() -> None:
         "A note.",
     ]
     assert json.loads(json.dumps(table.data()))["rows"][0] == {"who": "a", "how many": 1234}
-
-
-def test_the_fit_finds_what_made_the_readings() -> None:
-    made = [
-        (int(1.01 * tcp) + 60 * writes, tcp, writes) for tcp, writes in ((10**4, 9), (10**6, 20), (10**8, 50))
-    ]
-    a, b = fitted_overhead(made)
-    assert a == pytest.approx(1.01, rel=1e-4)
-    assert b == pytest.approx(60, rel=1e-2)
 
 
 def test_the_spread_is_the_middle_half() -> None:

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from muon_tutorial import cli
-from scripts.lab.faults.nodes import SCRIPT, final_bits, losses, only_run
+
+from .runs import SCRIPT, final_bits, losses, only_run
 
 STEPS = 12
 JOB = f"--layers 1 --width 16 --heads 2 --context 16 --batch 12 --steps {STEPS} --save-every 2 --json".split()

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from muon_tutorial import cli
-from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, final_bits, losses, only_run, wait_for_a_step
 
 from ..launching.launch_traces import free_port
+from .runs import MODEL, OURS, SCRIPT, final_bits, losses, only_run, wait_for_a_step
 
 PATIENCE = 150.0
 

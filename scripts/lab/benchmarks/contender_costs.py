@@ -1,28 +1,25 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds.
 
 All ranks must make the same calls. Bytes are counted in two ways: from the requests, and by the kernel's
-TCP counters of this process. A network interface that only the ranks use counts them in a third way. Seconds
-are measured for ``learn`` (forward and backward), for ``finish`` (the rest of the step), and for the step's
-collectives alone, repeated without computation in between.
+TCP counters of this process. Seconds are measured for ``learn`` (forward and backward), for ``finish`` (the
+rest of the step), and for the step's collectives alone, repeated without computation in between.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from muon_tutorial.engine.collective import Collective, Label, Walk
-from muon_tutorial.evidence.gloo_bytes import GlooTraffic, gloo_barrier, gloo_sent
+from muon_tutorial.engine.collective import Collective, Walk
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic, gloo_barrier
 from muon_tutorial.evidence.ledger import LedgerRow, total
 from muon_tutorial.evidence.memory import PeakMemory, tensor_bytes
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
-from ..kernel_counters import interface_sent, tcp_sent
+from ..kernel_counters import tcp_sent
 from ..torch_collectives import TorchCollectives
 from .contenders import Contender, Workload, build_contender
 
@@ -76,51 +73,6 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
         )
         for one in names
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class InterfaceCount:
-    """Bytes on an interface. ``wire`` is predicted, for one rank or for all; ``counted`` is for all ranks."""
-
-    name: str
-    wire: GlooTraffic
-    counted: int | None
-
-
-def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
-    """Count the bytes of each contender's steps at the interface, which nothing else may use meanwhile."""
-    found = []
-    for name in names:
-        contender = _warm(name, work)
-        wire = _wire(_asked(contender, work))
-        found.append(_count(name, wire, steps, partial(_step, contender, work)))
-    return found
-
-
-def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
-    """Count bytes of all_reduces of these sizes (elements), to fit the interface's overhead to them."""
-    world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
-    found = []
-    for size in sizes:
-        send = torch.ones(size)
-        request = Collective("all_reduce", ("dp",), send.dtype, send, size, Label("fit"))
-
-        def reduce(_: int, request: Collective = request) -> None:
-            world.run(_ask_all([request]))
-
-        reduce(0)  # connections are made when first used
-        found.append(_count(f"all_reduce of {size}", gloo_sent(request, world.at), repeats, reduce))
-    return found
-
-
-def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
-    """Run ``repeats`` steps between two readings of the interface; this rank sends ``wire`` in each step."""
-    before = _settled_interface()
-    for index in range(repeats):
-        step(index)
-    after = _settled_interface()
-    counted = None if before is None or after is None else after - before
-    return InterfaceCount(name, wire * repeats + _barriers(), counted)
 
 
 def _warm(name: str, work: Workload) -> Contender:
@@ -214,14 +166,6 @@ def _read_seconds(
 def _ask_all(requests: Sequence[Collective]) -> Walk:
     for request in requests:
         _ = yield request
-
-
-def _settled_interface() -> int | None:
-    """Bytes sent by the network interface, read after a pause. All ranks must call."""
-    time.sleep(SETTLE)
-    dist.barrier()
-    time.sleep(SETTLE)
-    return interface_sent()
 
 
 def _barriers() -> GlooTraffic:

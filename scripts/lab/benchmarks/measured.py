@@ -1,33 +1,28 @@
-"""Makes the tables that are measured on real ranks: bytes, seconds, memory, and an interface's counts."""
+"""Makes the tables that are measured on real ranks: bytes, seconds and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from muon_tutorial import Coordinate, Grid, LiveWorld, Matrix, build_mesh, launch
 from muon_tutorial.engine.collective import Collective, Start, Walk
-from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.evidence.memory import PeakMemory, plan_memory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.worlds.shadow import walk_alone
 
-from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
+from .contender_costs import ContenderCost, read_contenders
 from .contenders import AGAINST, CONTENDERS, Workload
 from .turns import ratios_by_round, slowest
 
 RANKS = 4
 PATIENCE = 120.0
-FIT_SIZES = (1_000, 30_000, 100_000, 700_000, 3_000_000)
-"""Lengths of the all_reduces to which the interface's overhead is fitted; no contender's buffer has such a
-size."""
 
 Costs = dict[str, list[ContenderCost]]
 """The measurements of each rank, by contender."""
@@ -284,79 +279,3 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
     )
     title = f"Memory of the strategies: {grid}, round_bytes of {round_bytes / 1e6:g} MB"
     return Table(title, tuple(rows), command, notes)
-
-
-# Measured on a network interface that nothing else uses
-
-
-@dataclass(frozen=True, slots=True)
-class InterfaceFit:
-    """Counts over all ranks: ``fit``, to which the overhead is fitted, and ``steps``, which check the fit."""
-
-    fit: tuple[InterfaceCount, ...]
-    steps: tuple[InterfaceCount, ...]
-
-
-def read_counters(work: Workload, names: Sequence[str]) -> InterfaceFit:
-    """Count all_reduces on 2 and 4 ranks for the fit, then three steps of each contender.
-
-    Nothing else may use the interface meanwhile.
-    """
-    fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
-    runs = launch(read_interface, RANKS, args=(list(names), work, 3), timeout=PATIENCE)
-    return InterfaceFit(tuple(fit), tuple(_together(runs)))
-
-
-def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
-    return [
-        replace(ranks[0], wire=sum((rank.wire for rank in ranks), GlooTraffic()))
-        for ranks in zip(*runs, strict=True)
-    ]
-
-
-def counters_table(counters: InterfaceFit, command: str) -> Table:
-    a, b = overhead(counters)
-    rows: tuple[TableRow, ...] = tuple(
-        {
-            "steps of": one.name,
-            "data": one.wire.data,
-            "with preambles": one.wire.tcp,
-            "predicted on the interface": a * one.wire.tcp + b * one.wire.writes,
-            "counted": one.counted,
-            "off by": off,
-        }
-        for one, off in zip(counters.steps, errors(counters), strict=True)
-    )
-    notes = (
-        "Bytes of four ranks in three steps, on the loopback of a separate network namespace. The overhead "
-        f"was fitted to all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 "
-        f"ranks, then fixed: {a:.4f} × TCP bytes + {b:.1f} bytes per message or notice (headers and "
-        "acknowledgements).",
-    )
-    return Table("Interface counters", rows, command, notes)
-
-
-def overhead(counters: InterfaceFit) -> tuple[float, float]:
-    """The fitted interface bytes per TCP byte and per message."""
-    return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
-
-
-def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, float]:
-    """Fit ``counted = a·tcp + b·writes`` to triples (counted, tcp, writes); all have the same weight.
-
-    ``a`` is near 1: it covers the headers of full segments. ``b`` is the bytes of a small segment's headers
-    and acknowledgement.
-
-    >>> fitted_overhead([(1100, 1000, 1), (2300, 2000, 3), (1300, 1000, 3)])
-    (1.0, 100.0)
-    """
-    counted, tcp, writes = (np.array(column, dtype=np.float64) for column in zip(*readings, strict=True))
-    design = np.stack((tcp / counted, writes / counted), axis=1)
-    (a, b), *_ = np.linalg.lstsq(design, np.ones(len(counted)), rcond=None)
-    return round(float(a), 6), round(float(b), 3)
-
-
-def errors(counters: InterfaceFit) -> list[float]:
-    """The relative error of the prediction for each contender."""
-    a, b = overhead(counters)
-    return [(a * c.wire.tcp + b * c.wire.writes) / c.counted - 1 for c in counters.steps if c.counted]

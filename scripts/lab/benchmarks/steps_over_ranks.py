@@ -161,22 +161,5 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
         "`peak MB` is what it allocated beyond parameters, gradients and momentum, while the optimizer was "
         f"made and took its first step. {APART.capitalize()}: what `owner` could reach on 2 ranks if "
         "nothing had to travel.",
-        *(f"{text[0].upper()}{text[1:]}." for text in ratios(found)),
     )
     return Table("Whole steps over ranks", tuple(rows), command, notes)
-
-
-def ratios(found: Sequence[RankSteps]) -> list[str]:
-    """Sentences about ``owner``'s speed; each number is the median of the ratios within each turn."""
-    seconds, told = {one.case: one.seconds for one in found}, []
-    for name in (OWNER, OVERLAPPED):
-        goals = {
-            f"`{name}` on 2 ranks is {{:.2f}} times as fast as on one": RankCase(OWNER, 1),
-            "on 2 ranks it is {:.2f} times as fast as two that step half each alone": RankCase(APART, 2),
-            f"`{name}` on 8 ranks takes {{:.2f}} times as long as on 2": RankCase(name, 8),
-        }
-        two = RankCase(name, 2)
-        for text, other in goals.items():
-            if two in seconds and other in seconds:
-                told.append(text.format(ratios_by_round(seconds[other], seconds[two])[0]))
-    return told

@@ -47,7 +47,7 @@ TWO_SAVERS = "two savers"
 OTHER_VALUES = "other values on one rank"
 SAVING = (
     *AT_A_FILE,
-    *("SIGKILL while saving", "SIGKILL while saving"),  # with the one in AT_A_FILE, thrice as often as others
+    *("SIGKILL while saving", "SIGKILL while saving"),  # in AT_A_FILE too: three times as often as others
     "another folder on one rank",
     OTHER_VALUES,
     "another model on one rank",

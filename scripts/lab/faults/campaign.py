@@ -20,7 +20,7 @@ from typing import Any
 from muon_tutorial import LaunchError, TutorialError, launch
 from muon_tutorial.launching.fork_server import warm_server
 
-from . import broken_saves, starters, strikes, tampering
+from . import broken_saves, strikes, tampering
 from .case import STRUCK, TIMEOUT, Case, Outcome, Seen
 from .data_faults import FAULTS
 from .in_rank import play, play_locally
@@ -71,10 +71,6 @@ class Campaign:
         folder = self._new_folder()
         if case.starter == "LocalWorld":
             return Seen(records=tuple(play_locally(case)))
-        if case.starter == "torchrun":
-            return starters.under_torchrun(case, folder)
-        if case.starter == "train":
-            return starters.by_command_line(case, folder)
         if case.starter == "one process":
             return tampering.tampered(case, self.saves, folder)
         if case.kind == broken_saves.TWO_SAVERS:

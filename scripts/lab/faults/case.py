@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
 
-Starter = Literal["launch", "spawn", "torchrun", "train", "LocalWorld", "one process"]
+Starter = Literal["launch", "spawn", "LocalWorld", "one process"]
 
 Verdict = Literal[
     "named",  # one named error on every rank that could report, and it says which rank
@@ -20,7 +20,6 @@ Verdict = Literal[
     "silent difference",
     "half load",
     "retry refused",
-    "executed pickle",
 ]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 GOOD = ("named", "survived")
@@ -102,7 +101,6 @@ class Seen:
     limit: float = TIMEOUT + PATIENCE
     signals: tuple[str, ...] = ()  # signals that ended a rank, except the fault itself
     orphans: tuple[str, ...] = ()
-    executed: bool = False
     half_loaded: bool = False
     retry_refused: str = ""
     struck: bool = True  # False if the run ended before the fault happened

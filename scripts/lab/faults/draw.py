@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from random import Random
 
-from . import broken_saves, job, starters, strikes, tampering
+from . import broken_saves, job, strikes, tampering
 from .case import Case, Starter
 from .data_faults import FAULTS
 
@@ -16,12 +16,10 @@ GRIDS = ((4, 1), (2, 2), (1, 4), (2, 1), (3, 1))
 SHARES: Mapping[str, float] = {
     "data": 0.45,
     "LocalWorld": 0.08,
-    "process": 0.2,
+    "process": 0.26,
     "spawn": 0.01,
     "files": 0.14,
     "saving": 0.06,
-    "torchrun": 0.02,
-    "command line": 0.04,
 }
 """Each family's share of a campaign."""
 
@@ -81,16 +79,9 @@ def _process(seed: int, dice: Random, only: str, starter: Starter = "launch") ->
         yield Case(seed, 0, kind, phase, rank, strategy, dp, tp, starter, dice.getrandbits(32))
 
 
-def _alike(
-    kinds: Iterable[str], phase: str, strategy: str, dp: int, starter: Starter
-) -> Callable[[int, Random, str], Iterator[Case]]:
-    """Cases that differ only in their kinds and dice; no single rank is at fault."""
-
-    def draw(seed: int, dice: Random, only: str) -> Iterator[Case]:
-        for kind in _in_turn(list(kinds), dice, only):
-            yield Case(seed, 0, kind, phase, None, strategy, dp, 1, starter, dice.getrandbits(32))
-
-    return draw
+def _files(seed: int, dice: Random, only: str) -> Iterator[Case]:
+    for kind in _in_turn(list(tampering.TAMPERINGS), dice, only):
+        yield Case(seed, 0, kind, "loading", None, "zero1 all", 1, 1, "one process", dice.getrandbits(32))
 
 
 def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
@@ -102,13 +93,6 @@ def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
         yield Case(seed, 0, kind, "saving", rank, strategy, 2, 1, "launch", dice.getrandbits(32))
 
 
-def _torchrun(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    phases = _in_turn(list(strikes.PHASES[1:-1]), dice, "")
-    for kind in _in_turn(list(starters.TORCHRUN), dice, only):
-        rank, bits = dice.randrange(2), dice.getrandbits(32)
-        yield Case(seed, 0, kind, next(phases), rank, "zero1 all", 2, 1, "torchrun", bits)
-
-
 _FAMILIES: Mapping[str, Callable[[int, Random, str], Iterator[Case]]] = {
     "data": _data,
     "LocalWorld": partial(_data, starter="LocalWorld"),
@@ -116,8 +100,6 @@ _FAMILIES: Mapping[str, Callable[[int, Random, str], Iterator[Case]]] = {
     "spawn": lambda seed, dice, only: (
         case for case in _process(seed, dice, only, "spawn") if case.phase != strikes.STARTING
     ),
-    "files": _alike(tampering.TAMPERINGS, "loading", "zero1 all", 1, "one process"),
+    "files": _files,
     "saving": _saving,
-    "torchrun": _torchrun,
-    "command line": _alike(starters.COMMAND_LINE, "at any moment", "zero1", 2, "train"),
 }

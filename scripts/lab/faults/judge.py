@@ -29,8 +29,6 @@ def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
     """All verdicts that apply, the worst first, each with its reason."""
     errors = (seen.message, *(record.error for record in seen.records))
     said = list(dict.fromkeys(filter(None, errors)))  # without repetitions; ``seen.message`` comes first
-    if seen.executed:
-        yield "executed pickle", "code inside the checkpoint ran"
     if seen.orphans:
         yield "orphan", f"still running: {', '.join(seen.orphans)}"
     if seen.signals:

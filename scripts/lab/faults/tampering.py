@@ -1,6 +1,6 @@
-"""Changes checkpoints, as an accident or an attacker would, before one process loads them.
+"""Damages checkpoints, as an accident would, before one process loads them.
 
-To this module a checkpoint is just a folder of files; ``forging`` knows the format.
+To this module a checkpoint is just a folder of files. ``tests/checkpoint/test_untrusted.py`` forges them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 
 from muon_tutorial import Grid, LiveWorld, TutorialError, build_mesh, load_checkpoint, save_checkpoint
 
-from . import forging, saved_job
+from . import saved_job
 from .case import Case, Seen
-from .forging import SENTINEL, Evil, files
 from .saved_job import OTHER
 
 OLD, NEW = 1, 2  # steps after which a job saves
@@ -34,6 +33,10 @@ def prepare(rank: int, root: str) -> None:
     for first, last in ((0, OLD), (OLD, NEW)):
         saved_job.train(model, both, first, last)
         save_checkpoint(Path(root, f"saved-{last}"), model, both, extra={"step": last})
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _a_file(folder: Path, dice: Random) -> Path:
@@ -92,41 +95,25 @@ TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
     "a file is missing": lambda folder, other, dice: dice.choice(files(folder)).unlink(),
     "a file comes from a newer save": _take_from_the_other,
     "two files change names": _exchange,
-    "a pickle in place of a file": forging.pickle_in_place,
-    "a pickle in the metadata": forging.pickle_in_metadata,
-    "a pickle in a tensor": forging.pickle_in_a_tensor,
-    "a pickle in extra": None,
-    "files named outside the folder": forging.climb_out,
     "the disk is full while saving": None,
 }
-"""Changes to a checkpoint of four ranks before one process loads it; None if ``tampered`` makes the change
-during the save."""
+"""Changes to a checkpoint of four ranks before one process loads it; None: the save itself is disturbed."""
 
 
 def tampered(case: Case, saves: Path, folder: Path) -> Seen:
     """Tamper with a copy of a checkpoint in ``folder``, load it, and record the result."""
     begun = time.monotonic()
     victim, other = folder / "checkpoint", saves / f"saved-{NEW}"
-    if case.kind == "a pickle in extra":
-        model, both = saved_job.trained("", None, OLD)
-        try:
-            save_checkpoint(victim, model, both, extra={"step": OLD, "x": Evil(victim)})
-        except TutorialError as error:
-            done = (folder / SENTINEL).exists()
-            return Seen(message=str(error), message_type="CheckpointError", executed=done)
-        return _loaded(victim, begun)
-    if case.kind == "the disk is full while saving":
+    tamper = TAMPERINGS[case.kind]
+    if tamper is None:
         return _full_disk(case, victim, begun)
     shutil.copytree(saves / f"saved-{OLD}", victim)
-    tamper = TAMPERINGS[case.kind]
-    assert tamper is not None
     tamper(victim, other, case.random)
     return _loaded(victim, begun)
 
 
 def _loaded(folder: Path, begun: float) -> Seen:
     """Load. After a refusal the tensors must be unchanged; otherwise they must equal the oracle's."""
-    sentinel = folder.parent / SENTINEL
     model, both = saved_job.build("", None)
     model.fill(OTHER)
     before = saved_job.digest(model, both)
@@ -135,13 +122,9 @@ def _loaded(folder: Path, begun: float) -> Seen:
             load_checkpoint(folder, model, both)
     except Exception as error:
         moved = saved_job.digest(model, both) != before
-        seen = _said(error, begun, executed=sentinel.exists(), half_loaded=moved)
+        seen = _said(error, begun, half_loaded=moved)
         return replace(seen, message="\n".join([seen.message, *logged]), line_due=True)
-    return Seen(
-        equal=saved_job.holds(model, both, OLD),
-        executed=sentinel.exists(),
-        seconds=time.monotonic() - begun,
-    )
+    return Seen(equal=saved_job.holds(model, both, OLD), seconds=time.monotonic() - begun)
 
 
 @contextmanager

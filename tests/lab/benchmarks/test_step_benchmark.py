@@ -20,7 +20,7 @@ from scripts.lab.benchmarks.newton_schulz_times import product
 from scripts.lab.benchmarks.peers import Params, Peer, StepContender, find_peers, import_alone
 from scripts.lab.benchmarks.step_benchmark import TORCH, StepRun, StepSet, measure_steps, our_contender
 from scripts.lab.benchmarks.step_work import watch
-from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, RankCase, RankSteps
+from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, RankCase
 
 CPU = torch.device("cpu")
 SMALL = StepSet(((16, 16), (32, 16), (16, 32)) * 4)
@@ -217,21 +217,6 @@ def test_ranks_step_in_turns_and_two_halves_make_a_whole() -> None:
     assert whole / 2 <= found[RankCase(APART, 2)].momentum < whole
     table = steps_over_ranks.ranks_table([*found.values()], "minimax", "c")
     assert [row["ranks"] for row in table.rows] == [1, 2, 2, 2, 2]
-
-
-def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
-    found = [
-        RankSteps(RankCase(OWNER, 1), [4.0, 8.0, 4.0], 0, 0),
-        RankSteps(RankCase(OWNER, 2), [2.0, 4.0, 4.0], 0, 0),
-        RankSteps(RankCase(APART, 2), [1.0, 2.0, 2.0], 0, 0),
-        RankSteps(RankCase(OVERLAPPED, 2), [1.0, 2.0, 4.0], 0, 0),
-    ]
-    assert steps_over_ranks.ratios(found) == [
-        "`owner` on 2 ranks is 2.00 times as fast as on one",
-        "on 2 ranks it is 0.50 times as fast as two that step half each alone",
-        "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",
-        "on 2 ranks it is 1.00 times as fast as two that step half each alone",
-    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

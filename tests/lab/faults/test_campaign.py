@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scripts import faults
-from scripts.lab.faults import broken_saves, starters, strikes, tampering
+from scripts.lab.faults import broken_saves, strikes, tampering
 from scripts.lab.faults.campaign import Campaign
 from scripts.lab.faults.case import GOOD, Case
 from scripts.lab.faults.data_faults import FAULTS
@@ -27,8 +27,7 @@ def test_equal_seeds_draw_equal_cases_and_others_others() -> None:
 def test_every_kind_is_in_a_whole_campaign() -> None:
     kinds = {case.kind for case in draw(0, 600)}
     assert kinds >= {*FAULTS, *strikes.STRIKES, *tampering.TAMPERINGS, *broken_saves.SAVING}
-    assert kinds >= {*starters.COMMAND_LINE, *starters.TORCHRUN}
-    assert {case.starter for case in draw(0, 600)} >= {"launch", "spawn", "torchrun", "train", "LocalWorld"}
+    assert {case.starter for case in draw(0, 600)} >= {"launch", "spawn", "LocalWorld"}
 
 
 def test_every_family_is_in_a_small_campaign_of_the_size_that_was_asked_for() -> None:
@@ -78,16 +77,6 @@ def test_ranks_that_end_are_named(campaign: Campaign) -> None:
 def test_a_checkpoint_without_a_file_is_refused(campaign: Campaign) -> None:
     cases = [a_case("a file is missing", rank=None, starter="one process", dice=dice) for dice in range(3)]
     assert outcomes_of(campaign, cases) == []
-
-
-def test_the_script_lists_without_running(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(faults, "run", None)
-    assert faults.main(["--list", "--count", "20", "--seed", "1", "2"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert len(listed) == 40
-    assert listed[0] == f"1.0    {draw(1, 20)[0]}"
 
 
 @pytest.mark.exhaustive
