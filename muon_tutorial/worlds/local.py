@@ -232,9 +232,10 @@ class LocalWorld:
 def check_alike(requests: Mapping[int, Collective]) -> None:
     """Raise ``MismatchError``, with each rank's request, if members of a group made different requests."""
     asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
+    differ = "differently" if len(set(asked)) > 1 else "for sizes that do not fit together"
     if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
-        raise MismatchError(f"members of one group asked differently:\n{lines}")
+        raise MismatchError(f"members of one group asked {differ}:\n{lines}")
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:

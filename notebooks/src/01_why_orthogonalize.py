@@ -245,8 +245,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. A direction of `G` adds at most its own singular value, and all of it only if
-# the update's value in this direction is 1. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value times what the update does in
+# it, which is at most 1. `U @ Vt` does 1 in every direction. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -266,8 +266,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. The last line of the next table is no longer the update: it
-# is what weight decay takes from `W`.)
+# (**RMS**, root mean square, is the usual size of an entry. In the next table each line is the update after one more
+# stage, but the last is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))

@@ -135,7 +135,7 @@ print(lesson.say_outcome(early))
 #
 # Suppose that the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow
 # `offset` through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024.
-# No rank has an update for `k1`, so zeros are right there.)
+# In `k1`'s own place zeros are right, because no rank has an update for it.)
 #
 # <details><summary>Hint</summary>
 #
@@ -405,7 +405,8 @@ print(lesson.say_clock(alone, pair))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Compute once, share the update: each matrix has one owner.
-# - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes at best.
+# - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes if all ranks own equally
+#   much, and more if not.
 # - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
 #   error.
 # - The makespan is the work of the busiest rank. With round robin, work is even only by luck. Longest first stays

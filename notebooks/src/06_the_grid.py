@@ -405,7 +405,8 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare their lists first.
-# - If ranks pass on what they have heard, one call in the row and one in the column let everybody hear of everybody.
+# - One call in the row and then one in the column let everybody hear of everybody, if ranks pass on what they heard in
+#   the first.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. Ranks that report a timeout only waited: they did
 #   nothing wrong.

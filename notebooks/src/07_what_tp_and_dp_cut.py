@@ -409,7 +409,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # %% tags=["stub"]
 answers = {
     "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
-    "kept": ...,  # how many entries of momentum does rank 0 keep, padding counted?
+    "kept": ...,  # how many entries of their momentum does rank 0 keep, padding counted?
     "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 3, cut one by one?
 }
 
@@ -449,7 +449,7 @@ weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
 print(f"up[7, 2] is on ranks {weight_on}; rank {momentum_on} keeps its momentum")
 
 # %% [markdown]
-# Which ranks end with rank 0's weights, to the bit? Count rank 0, too.
+# After training, which ranks hold the same weights as rank 0, to the bit? Count rank 0, too.
 #
 # *Easy · 2 minutes · required*
 

@@ -242,9 +242,10 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## Two matrices as one
 #
-# The opposite mistake: many MLPs have a third matrix, gate, beside up. The two are often orthogonalized as `one`, gate
-# above up, and not `apart`. With Gaussian gradients, 688 × 256 each, by what factor is `apart` larger than `one`? And
-# if gate's gradient is five times larger, how many times too small is up's update in `one`?
+# The opposite mistake: many MLPs have a third matrix, gate, beside up. Often they are stacked, gate above up, and
+# orthogonalized as `one` matrix, instead of each by itself (`apart`). With Gaussian gradients, 688 × 256 each, by what
+# factor is `apart` larger than `one`? And if gate's gradient is five times larger, how many times too small is up's
+# update in `one`?
 #
 # <details><summary>Hint</summary>
 #
@@ -353,9 +354,9 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Where a ratio is below 1, a shard's factor is too *large*. Take the first line, our matrix cut by columns: its
-# update's singular values were √tp times too large, and its factor by Moonshot's rule is √tp times too small. The
-# errors cancel, so the wrong update has the right size!
+# Where a ratio is below 1, a shard's factor is too *large*. In the first line, our matrix cut by columns, two errors
+# meet. Orthogonalizing each shard alone made all singular values √tp times too large, and Moonshot's factor of a shard
+# is √tp times too small. They cancel, so the wrong update has the right size!
 #
 # ## Repair it: gather first
 #
@@ -459,8 +460,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, until that side
-#   of a shard becomes the shorter one. In our case part of the update acts on inputs that
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as no
+#   shard is shorter along that side than along the other. In our case part of the update acts on inputs that
 #   the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.

@@ -301,7 +301,8 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # <details><summary>Hint</summary>
 #
 # Phases 1, 2, 3 and 7 are `yield from travel(…)`. Phases 5 and 6 are `yield from way_back(…)`, on the routes of 3 and
-# 2. Which of them handle one matrix, and which the whole bucket? Between them, you ask `job`, in this order:
+# 2. Which of them handle one matrix, and which the whole bucket? Between these calls, ask `job` for the arithmetic, in
+# this order:
 #
 # - `job.gradients(bucket)` for this rank's own gradients, flat
 # - `job.momentum(bucket, summed)` for what phase 2 sends

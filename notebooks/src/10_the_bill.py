@@ -155,8 +155,8 @@ by_hand.check(bill)
 #
 # </details>
 #
-# All strategies here but `zero1` expect averaged gradients, and their bars include the averaging all_reduce
-# (`boundary`: next section):
+# Some strategies expect averaged gradients, so their bars include the all_reduce that averages them. (`boundary`, a way
+# of `zero1`, comes in the next section.)
 
 # %%
 lesson.draw_small_bills(dp, tp)

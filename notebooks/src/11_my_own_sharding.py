@@ -71,9 +71,9 @@ def muon_step(params, momenta, owners, config, lr):
         param -= lr * config.redistribute_fn(update, owners[index], state)
 
 # %% [markdown]
-# The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz from `X[I_dp, J]` to `X[I,
-# J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
-# must call both.
+# `assign_fn` has named the `owners`. `gather_fn` collects the rows of Newton–Schulz's input, `X[I_dp, J]`, whole on
+# the owner alone, the rank at place k of dp: `X[I, J]@dp=k`. `redistribute_fn` sends each rank its part of the update.
+# All ranks must call both.
 #
 # Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
 # cuts rows, as `torch.chunk` does. Let the *last* rank own this matrix:
@@ -123,7 +123,7 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# In this exercise tp cuts nothing. Each dp group has matrices of its own, and each rank of it holds some of their
+# In this exercise only dp cuts: each dp group, a column of the grid, has matrices of its own, and its ranks share their
 # rows. For each matrix, name the owner by its global rank, not by its place in the group (the k of `@dp=k`). If there
 # are enough matrices, every rank of the group must own one.
 #

@@ -474,7 +474,7 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. Operations after a wait begin only when the collective is done. With
+# - A call that returns has launched something. What stands after a wait begins only when the collective is done. With
 #   Gloo, the wait itself returns only then.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
@@ -554,8 +554,8 @@ expected = lesson.predict_recorded(recording)
 print(lesson.say_gains(recording, with_window_3, expected))
 
 # %% [markdown]
-# In the first row and the last, your time is a fifth too short, because your two clocks belong to one rank, and these
-# ranks share their cores or the link.
+# In the first row and the last, your time is a fifth too short. `makespan` gives each rank a core and a link of its
+# own, but in the first row four ranks share two cores, and in the last one link.
 #
 # <details><summary>How little was left to hide</summary>
 #

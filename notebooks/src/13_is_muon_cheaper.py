@@ -174,7 +174,7 @@ print(lesson.say_rows(rows))
 
 # %% [markdown]
 # A name with `c10d::` is the call, which only hands the work to another thread. That thread's event has the backend's
-# name. So for how long did it sum your gradients?
+# name. How long is the event in which that thread summed your gradients?
 #
 # *Easy · 3 minutes · required*
 
@@ -274,7 +274,7 @@ found = {
     "0.57": ...,  # Muon over AdamW, by names
     "0.57 once": ...,  # the same, kernels alone
     "1.1%": ...,  # Muon: the CPU's time for *calling* the optimizer, over its full step
-    "1.1% on the GPU": ...,  # Muon: the GPU's time for what that call queued (`optimizer`), over `gpu_span`
+    "1.1% on the GPU": ...,  # Muon: `optimizer`, the GPU's time for the kernels that this call queued, over `gpu_span`
     "2.1": ...,  # muon_async over muon, by names
     "2.1 as a span": ...,  # the same, by the GPU's span
 }

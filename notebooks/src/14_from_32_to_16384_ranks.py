@@ -56,8 +56,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# In the picture of the 70B a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks
-# there gather it and repeat its Newton–Schulz. Here an owner is such a place, so there are dp owners.
+# In the picture of the 70B a matrix *lives* at one place along dp, whose tp ranks hold its pieces: `W[I, J_tp]@dp=k`.
+# All of them gather it and repeat its Newton–Schulz. In this lesson such a place is an owner, so there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -264,7 +264,7 @@ print(lesson.say_clocked())
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-#   beyond 1,024): matrices that shared an owner's call then travel alone.
+#   beyond 1,024): until then an owner's matrices share one call, and from there on each has its own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

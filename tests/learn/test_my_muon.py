@@ -223,7 +223,7 @@ def test_an_answer_replaces_the_one_before_and_what_the_reader_added_stays(tmp_p
             "newton_schulz",
             "def newton_schulz(G, steps=5):\n    X = G / G.norm()\n    for _ in range(steps):\n"
             "        A = X @ X.T\n        X = 3.4445 * X + (2.0315 * A @ A - 4.775 * A) @ X\n    return X\n",
-            "matrix: newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm.",
+            "newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm, in G's dtype.",
         ),
         (
             "ring_all_gather",

@@ -174,7 +174,9 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         counts = ((torch.allclose(value, newton_schulz(G, steps)), steps) for steps in range(9))
         values = torch.linalg.svdvals(value)
         ends = f"Its singular values lie between {values[-1]:.2f} and {values[0]:.2f}"
+        rounded = torch.allclose(value, newton_schulz(G), atol=0.03)
         return why(
+            (rounded, "That is right to two digits. Compute in G's dtype, here float64, not in bfloat16."),
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
             otherwise=f"{ends}, not where five steps bring them.",
         )

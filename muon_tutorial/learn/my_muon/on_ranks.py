@@ -124,7 +124,7 @@ def _say_rounding(module: ModuleType) -> str:
     G = _integers((10, 6), 4).bfloat16()
     if torch.equal(module.newton_schulz(G), zeropower_via_newtonschulz(G)):
         return ""
-    return ": newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm"
+    return ": newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm, in G's dtype"
 
 
 def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
