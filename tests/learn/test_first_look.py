@@ -157,3 +157,31 @@ def test_the_sum_of_gradients_has_no_rounding_in_any_order(dp: int) -> None:
     exact = torch.stack(gradients).double().sum(0)
     assert torch.equal(sum(gradients, zero), exact.float())
     assert torch.equal(sum(reversed(gradients), zero), exact.float())
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (
+            first_look.check_columns,
+            "matrix.chunk(tp, dim=1)[rank % tp]",
+            "matrix.chunk(dp, dim=1)[rank % dp]",
+        ),
+        (
+            first_look.check_momentum,
+            "mine(matrix, rank).chunk(dp)[rank // tp]",
+            "mine(matrix, rank).chunk(tp)[rank // dp]",
+        ),
+        (first_look.check_join, "torch.cat(matrix[:tp], dim=1)", "torch.cat(matrix[:dp], dim=1)"),
+    ],
+)
+def test_on_a_square_grid_too_dp_is_not_tp(check: Callable[[int, int], Any], right: str, wrong: str) -> None:
+    notebook = {
+        "dp": 2,
+        "tp": 2,
+        "torch": torch,
+        "mine": lambda matrix, rank: columns(2)(matrix, rank).flatten(),
+    }
+    assert check(2, 2).check(eval(f"lambda matrix, rank=0: {right}", notebook))
+    assert_wrong(check(2, 2), eval(f"lambda matrix, rank=0: {wrong}", notebook), "is dp taken for tp?")
+    assert (notebook["dp"], notebook["tp"]) == (2, 2)

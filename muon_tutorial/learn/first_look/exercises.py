@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def check_columns(dp: int, tp: int) -> Exercise:
                 return f"Rank {rank}: return a tensor, not a {type(mine).__name__}."
             if not torch.equal(mine, my_columns(whole, rank, tp)):
                 return _judge_columns(grid, rank, given)
-        return None
+        return _judge_longer(check_columns, grid, function)
 
     return Exercise(judge, (TP_HINT, CUT_HINT), "Ranks of one column of the grid hold the same columns.")
 
@@ -60,10 +61,21 @@ def check_momentum(dp: int, tp: int) -> Exercise:
                 return f"{said} {next(made, 'not the ones that it keeps.')}"
             if mine.ndim > 1:
                 return "Cut the flat list, since a part may end in the middle of a row."
-        return None
+        return _judge_longer(check_momentum, Grid.of(dp=dp, tp=tp), function)
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)
     return Exercise(judge, hints, "Cut both ways, the momentum has no copies left.")
+
+
+def _judge_longer(check: Callable[[int, int], Exercise], grid: Grid, function: Any) -> str | None:
+    """On a square grid, judge the notebook's function on a longer one, too, where dp and tp are not alike."""
+    (dp, tp), names = grid.sizes, getattr(function, "__globals__", {})
+    if dp != tp or not {"dp", "tp"} <= names.keys():
+        return None
+    with patch.dict(names, dp=dp + 1):
+        wrong = check(dp + 1, tp).judge(function)
+    said = wrong.what if isinstance(wrong, Diagnosis) else wrong
+    return said and f"Right on {grid}, but not on a longer grid: is dp taken for tp? {said}"
 
 
 def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:
@@ -111,7 +123,7 @@ def check_join(dp: int, tp: int) -> Exercise:
         if not isinstance(whole, Tensor):
             return f"Return a tensor, not a {type(whole).__name__}."
         if torch.equal(whole, wanted):
-            return None
+            return _judge_longer(check_join, Grid.of(dp=dp, tp=tp), function)
         what = f"The weight is {SHAPE[0]} × {SHAPE[1]}; yours is {' × '.join(map(str, whole.shape))}."
         if tuple(whole.shape) == (SHAPE[0], dp * SHAPE[1]):
             return Diagnosis(what, ("Along dp the columns are copies: take only the ranks 0 to tp − 1.",))
