@@ -111,8 +111,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # ## Cut again
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
-# along dp keep no copies of it. Each rank's columns are written out row after row, and dp cuts this flat list of B
-# entries into equal parts: `m[B_dp]` (a small letter is flat, a capital is a matrix). Which entries does a rank keep?
+# along dp keep no copies of it. Each rank writes its columns out row after row, as one flat list of B entries, and dp
+# cuts this list into equal parts: `m[B_dp]` (a small letter is flat, a capital is a matrix). Which entries does a rank
+# keep?
 #
 # *Easy · 2 minutes · required*
 

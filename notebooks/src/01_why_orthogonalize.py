@@ -266,8 +266,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. In the next table each line is the update after one more
-# stage, but the last is what weight decay takes from `W`.)
+# (**RMS**, root mean square, is the usual size of an entry. The table's last line is not the update, but what weight
+# decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))

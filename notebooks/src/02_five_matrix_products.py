@@ -125,8 +125,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 #
 # <details><summary>What would bring values to rest?</summary>
 #
-# A value at 1 stays there only if `a + b + c` is 1. Other values settle only at one that a step leaves unchanged, where
-# `a s + b s³ + c s⁵` has a slope between −1 and 1.
+# A value at 1 stays there only if `a + b + c` is 1. Other values can settle only at an s that a step leaves
+# unchanged, and only if `a s + b s³ + c s⁵` has a slope between −1 and 1 there.
 #
 # </details>
 #

@@ -106,7 +106,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # ## The first thing that goes wrong
 #
 # Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for a
-# message from one and puts it into `tensor`. Below, the list `first` says what each rank does first:
+# message from rank `source` and puts it into `tensor`. Below, the list `first` says what each rank does first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -254,7 +254,9 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes a rank, if your halves all_reduce 4096 entries of float32*
+# *Hard · 12 minutes · required · par 24576 bytes a rank*
+#
+# (*Par*, as in golf, is what a good answer needs: here, what a rank sends in an all_reduce made of both your halves.)
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -419,9 +421,9 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# We always count what *one rank sends*: on a ring; in an all_to_all, gather or scatter, straight to its goal. S is
-# the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S counts those of all
-# ranks.)
+# We always count what *one rank sends*. In an all_to_all, gather or scatter, messages go straight to their goal; in
+# the others, around a ring. S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every
+# rank. S counts those of all ranks.)
 #
 # | collective | bytes |
 # |---|---|

@@ -78,8 +78,8 @@ first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 
 # %% [markdown]
-# If one more rank joins, who owns `down2`, the last of the twelve? And of all ranks' buffers together, what fraction
-# is zero before the sum?
+# If one more rank joins, who owns `down2`, the last of the twelve? And what fraction of all the ranks' buffers, the
+# new rank's included, is zero before the sum?
 #
 # *Easy · 3 minutes · required*
 
@@ -336,9 +336,9 @@ for ranks in (6, 8, 128):
     print(f"{ranks:3} ranks: the busiest has {fair_shares(lesson.COSTS, ranks):.1f} fair shares")
 
 # %% [markdown]
-# Among 6 owners two get all the large ones. The early code was made for 8. Below, on the right, the costliest matrix
-# comes first, and each goes to the rank with the least work so far. Which numbers of ranks suit round robin (by
-# index)?
+# Among 6 owners, two get all the large ones. Among 8, for which the early code was made, the work is even. Below, on
+# the right, the costliest matrix comes first, and each goes to the rank with the least work so far. Which numbers of
+# ranks suit round robin (by index)?
 
 # %%
 lesson.explore_loads(live=widgets)

@@ -287,10 +287,10 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And where
-# each of the 24 matrices has its own bucket, every rank keeps a part of each and orthogonalizes all; with the largest
-# limit, it keeps parts of 9 at most (at this page's parameters). In one huge bucket, though, no rank could begin until
-# all of it had arrived.
+# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
+# the smallest limit each of the 24 matrices that were timed has its own bucket, so every rank keeps a part of each and
+# orthogonalizes all; with the largest limit, at most 9. In one huge bucket, though, no rank could begin until all of
+# it had arrived.
 #
 # ## One list in place of many buckets
 #

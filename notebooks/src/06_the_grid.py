@@ -297,8 +297,8 @@ lesson.play_calls(dp, tp, live=widgets)
 # %% [markdown]
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
-# with another order waits for ranks that never come. Which call is the first to differ?
+# Even *making* groups can go wrong like that: a rank's first call of `new_group` counts as the same group as
+# everybody's first. So a rank with another order waits for ranks that never come. Which call is the first to differ?
 #
 # *Easy · 4 minutes · required*
 

@@ -409,7 +409,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # %% tags=["stub"]
 answers = {
     "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
-    "kept": ...,  # how many entries of their momentum does rank 0 keep, padding counted?
+    "kept": ...,  # how many entries of up's and down's momentum does rank 0 keep, with padding?
     "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 3, cut one by one?
 }
 

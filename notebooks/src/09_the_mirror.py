@@ -136,7 +136,7 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** lead from one state below to another, along *one* axis:
+# A **hop** changes a tensor's state along *one* axis. The states:
 #
 # ```text
 # Shard(1)      cut along dimension 1    W[I, J_tp]
@@ -201,8 +201,8 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# `travel`, below, carries a tensor along a route, and `take(x, hop, dtype, at, label)` over one hop of it; `at` are
-# this rank's coordinates. Both are **generators**: at `yield from` a *request*, named by `label`, goes out, and the
+# `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are this
+# rank's coordinates. Both are **generators**: at `yield from` a *request*, named by `label`, goes out, and the
 # function stands still until the answer comes, from real processes or, in the next section, from you.
 
 # %%

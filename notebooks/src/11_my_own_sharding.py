@@ -183,7 +183,7 @@ def splits(owner, state):
     return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
-    return ...  # the whole matrix on dst_rank, in bfloat16 as it came; None elsewhere
+    return ...  # on dst_rank the whole matrix, in bfloat16 as it came; elsewhere None
 
 # %%
 gathered.check(gather)

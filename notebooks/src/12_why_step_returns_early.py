@@ -253,7 +253,7 @@ lesson.broken_program(dp * tp)
 
 # %% tags=["stub"]
 before = ...  # the number of a line
-ticket = ...  # such as "coming[i]"; a wait for a ticket that does not exist yet is skipped
+ticket = ...  # such as "coming[i]"; as long as there is no such ticket, the wait is skipped
 
 # %%
 find.check(before, ticket)
@@ -307,9 +307,9 @@ lesson.draw_pipelines({"GPipe": gpipe})
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. While one micro-batch goes from the first stage
-# to the last and back, how many could pass F and B in the first stage, itself included? The first stage begins with
-# that many forwards, then does a B before each F.
+# The last stage can go back at once, so its order begins with FBFB. From the beginning of a micro-batch's F in the
+# first stage to the end of its B there, for how many micro-batches, this one included, could the stage do F and B? It
+# begins with that many forwards, then does a B before each F.
 #
 # </details>
 #

@@ -144,8 +144,8 @@ lesson.explore_scale(live=widgets)
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards. All dp rings through a node share its cards evenly. With tp=1
-# there is one ring. With tp=8 there are eight, so each has only one card. If each rank sends its part of the
+# A node is one machine with 8 GPUs and 8 network cards. All dp rings that pass through a node share its cards evenly:
+# with tp=1 one ring has all eight cards, with tp=8 eight rings have one card each. If each rank sends its part of the
 # gradients once, in fp32, how many seconds does that take?
 #
 # *Easy · 4 minutes · required*
@@ -264,7 +264,7 @@ print(lesson.say_clocked())
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-#   beyond 1,024): until then an owner's matrices share one call, and from there on each has its own.
+#   from 1,024 to 2,048 ranks): until then an owner's matrices share a call, and from there on each has its own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

@@ -73,7 +73,7 @@ lesson.show_plain()
 
 # %% tags=["stub"]
 for_muon = ...  # line numbers, such as [1, 6]
-to_survive = ...  # changed lines only: the new line that calls load does not count
+to_survive = ...  # only lines that change (the line that calls load is added: do not count it)
 
 # %%
 lines.check(for_muon, to_survive)
