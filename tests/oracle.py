@@ -17,6 +17,12 @@ from muon_tutorial.plan.strategies import Builder, zero1
 from muon_tutorial.worlds.local import LocalMesh, LocalWorld
 
 
+def perceptron(seed: int = 0) -> torch.nn.Sequential:
+    """Two matrices and two biases."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 6))
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """Matrices, how tp cuts each, and how to step them."""
@@ -136,6 +142,10 @@ class Ranks:
     def places(self) -> list[Coordinate]:
         return [self.world.grid.at(rank) for rank in self.world.grid.ranks]
 
+    def held(self) -> list[list[Tensor]]:
+        """A copy of every rank's parameters."""
+        return [[param.detach().clone() for param in params] for params in self.params]
+
     def give(self, *grads: Sequence[Tensor | None]) -> None:
         """Give each dp position its own full gradients, or all positions the same."""
         for at, params in zip(self.places, self.params, strict=True):
@@ -163,6 +173,12 @@ def seated(grid: Grid, strategy: str | Builder = SMALL, case: Case = UNEVEN, **s
     world = LocalWorld(grid)
     made = [one_rank(case, strategy, world.mesh(rank), **settings) for rank in grid.ranks]
     return Ranks(world, case, [params for params, _ in made], [muon for _, muon in made])
+
+
+def assert_alike(found: Sequence[Sequence[Tensor]], others: Sequence[Sequence[Tensor]]) -> None:
+    """Assert that two groups of ranks hold the same bits."""
+    for mine, its in zip(found, others, strict=True):
+        assert all(map(torch.equal, mine, its))
 
 
 def assert_own_parts(

@@ -30,6 +30,9 @@ CASE = replace(UNEVEN, steps=4, shapes=UNEVEN.shapes + REST, cuts=(*UNEVEN.cuts,
 SAVED_AFTER = 2
 STRATEGIES = {name: each for name, each in VARIANTS.items() if name not in ("owner, in turn", "throwaway")}
 WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
+Sizes = tuple[int, int]
+Pairs = Sequence[tuple[str, str]]
+"""Sizes of dp and tp; and pairs of ways, one that saves and one that loads."""
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
@@ -94,7 +97,7 @@ def train(model: Model, both: MuonWithAdamW, world: LiveWorld, case: Case, steps
         model.get_buffer("seen").add_(1)
 
 
-def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
+def save_all(rank: int, root: str, sizes: Sizes, ways: Sequence[str], case: Case) -> None:
     world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
     for way in ways:
         model, both = build(way, world, case, fresh=False)
@@ -102,9 +105,7 @@ def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], 
         save_checkpoint(Path(root, way), model, both, extra={"step": SAVED_AFTER})
 
 
-def load_all(
-    rank: int, root: str, sizes: tuple[int, int], pairs: Sequence[tuple[str, str]], case: Case
-) -> int:
+def load_all(rank: int, root: str, sizes: Sizes, pairs: Pairs, case: Case) -> int:
     """Load one way's checkpoint in another way, go on, and compare with the single process."""
     world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
     expected = single_process(case)
@@ -134,19 +135,16 @@ def single_process(case: Case) -> list[Tensor]:
 
 
 def check_table(
-    root: Path,
-    pairs: Sequence[tuple[str, str]],
-    grids: Sequence[tuple[int, int]],
-    case: Case = CASE,
-    home: tuple[int, int] = (2, 2),
+    root: Path, pairs: Pairs, grids: Sequence[Sizes], case: Case = CASE, home: Sizes = (2, 2)
 ) -> int:
     """Save on the grid ``home`` and load every pair on every grid; returns the number of comparisons."""
     ways = sorted({saved for saved, _ in pairs})
     launch(save_all, home[0] * home[1], args=(str(root), home, ways, case), output="quiet")
-    return sum(
-        launch(load_all, sizes[0] * sizes[1], args=(str(root), sizes, pairs, case), output="quiet")[0]
-        for sizes in grids
-    )
+    compared = 0
+    for sizes in grids:
+        given = str(root), sizes, pairs, case
+        compared += launch(load_all, sizes[0] * sizes[1], args=given, output="quiet")[0]
+    return compared
 
 
 def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) -> None:

@@ -47,9 +47,8 @@ def pair_of(model: nn.Module, lr: float | Tensor = 0.02, **settings: Any) -> Muo
         {"params": [("conv", params["conv"])], "parts": "flatten"},
         {"params": [("in_out", params["in_out"])], "parts": (2, 3, 4), "transposed": True},
     ]
-    return MuonWithAdamW(
-        Muon(groups, lr=lr, **settings), torch.optim.AdamW([("norm", params["norm"])], lr=0.01)
-    )
+    adamw = torch.optim.AdamW([("norm", params["norm"])], lr=0.01)
+    return MuonWithAdamW(Muon(groups, lr=lr, **settings), adamw)
 
 
 def train(model: nn.Module, both: MuonWithAdamW, steps: range) -> None:
@@ -202,9 +201,7 @@ def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
     ],
     ids=["shape", "dtype", "one more", "one less", "other optimizer", "one group of two"],
 )
-def test_what_does_not_fit_is_named_and_nothing_changes(
-    tmp_path: Path, saved: Any, here: Any, complaint: str
-) -> None:
+def test_what_does_not_fit_changes_nothing(tmp_path: Path, saved: Any, here: Any, complaint: str) -> None:
     save_checkpoint(tmp_path / "a", *saved)
     model, both = here
     before = copy.deepcopy(model.state_dict())
@@ -322,9 +319,7 @@ def on_three_ranks(rank: int, root: str) -> dict[str, Tensor]:
     return save_without_a_named_mesh(f"{root}/unnamed")
 
 
-def test_flat_slices_are_read_by_stock_tools_and_shards_without_a_named_mesh_by_a_process_alone(
-    tmp_path: Path,
-) -> None:
+def test_stock_tools_read_flat_slices_and_one_process_reads_unnamed_shards(tmp_path: Path) -> None:
     """Slices of every kind of parameter."""
     [saved, *_] = launch(on_three_ranks, 3, args=(str(tmp_path),))
     dcp_to_torch_save(tmp_path / "zero1", tmp_path / "whole.pt")

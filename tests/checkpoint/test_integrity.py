@@ -86,9 +86,7 @@ def test_a_file_more_or_less_is_found(saved: Path, pair: Pair, tmp_path: Path) -
     assert "holds __1_0.distcp, which is not part of the checkpoint" in refusal(tmp_path / "more", pair)
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_never_a_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_during_a_replacement_is_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path / "a", *trained(2))
     real = loading.verify_hashes
 

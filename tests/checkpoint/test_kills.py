@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch import Tensor
@@ -163,15 +164,12 @@ SCENES = {
 }
 
 
-def cannot_exchange(one: Path, other: Path) -> None:
-    raise OSError(errno.EINVAL, "Invalid argument")
-
-
 @pytest.fixture(params=["exchange", "two renames"])
 def renames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test with both ways to replace a folder by another."""
     if request.param == "two renames":
-        monkeypatch.setattr(folders, "_exchange", cannot_exchange)
+        cannot = Mock(side_effect=OSError(errno.EINVAL, "Invalid argument"))
+        monkeypatch.setattr(folders, "_exchange", cannot)
 
 
 def loaded(scene: Scene, folder: Path) -> Bits | None:
@@ -255,9 +253,7 @@ def points_under_lock(scene: Scene, root: Path) -> tuple[int, int]:
     prepared(scene, root / "counted")
     with counted(lambda number: None) as passed:
         scene.save(root / "counted", NEW)
-    unlocks = [
-        number for number, (name, what) in enumerate(passed, 1) if name == "unlink" and ".lock" in what
-    ]
+    unlocks = [at for at, (name, what) in enumerate(passed, 1) if name == "unlink" and ".lock" in what]
     return [name for name, _ in passed].index("flock") + 2, unlocks[-1]
 
 
@@ -289,9 +285,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace the checkpoint. The rank ``victim`` is killed after ``share`` (a fraction) of the save's
-    points.
-    """
+    """Replace the checkpoint. The rank ``victim`` is killed after this share of the save's points."""
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 
@@ -310,14 +304,9 @@ def test_a_rank_that_is_killed_leaves_the_old_or_the_new(rounds: int, tmp_path: 
     for number in range(rounds):
         folder = tmp_path / str(number)
         had = prepared(scene, folder)
+        faults = str(folder), number % 2, draw.uniform(0.05, 0.95)
         with pytest.raises(RankFailedError) as caught:
-            launch(
-                save_and_die,
-                2,
-                args=(str(folder), number % 2, draw.uniform(0.05, 0.95)),
-                timeout=2.0,
-                output="quiet",
-            )
+            launch(save_and_die, 2, args=faults, timeout=2.0, output="quiet")
         assert caught.value.rank == number % 2
         shutil.rmtree(folder / "counted")
         check_old_or_new(scene, folder, had, told_saved=False)

@@ -84,8 +84,12 @@ def forge(folder: Path, change: Callable[[Content], object] = lambda content: No
     path.write_bytes(manifest.sealed(content))
 
 
+def tensor_of(content: Content, key: str = "model.one") -> Content:
+    return content["tensors"][key]
+
+
 def box_of(content: Content, key: str = "model.one") -> Content:
-    return content["tensors"][key]["boxes"][0]
+    return tensor_of(content, key)["boxes"][0]
 
 
 def put_in_place_of(folder: Path, key: str, data: bytes) -> None:
@@ -145,13 +149,9 @@ def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
         assert (tmp_path / str(number)).exists(), name
 
 
-@pytest.mark.parametrize(
-    "name", ["../outside", "/etc/hostname", "sub/file", "..", "", "manifest.json", "a\0b"]
-)
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "sub/f", "..", "", "manifest.json", "a\0b"])
 @pytest.mark.parametrize("where", ["box", "files"])
-def test_no_name_leads_out_of_the_folder(
-    saved: Path, name: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_name_leads_outside(saved: Path, name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def change(content: Content) -> None:
         if where == "files":
             content["files"][name] = {"bytes": 5, "sha256": "0" * 64}
@@ -204,43 +204,32 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield seen
 
 
+def group_of(content: Content) -> Content:
+    return content["groups"]["one"]["group"]
+
+
 CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
     "more elements than bytes": (
-        lambda content: [
-            content["tensors"]["model.one"].update(shape=[1 << 40, 3]),
-            box_of(content).update(shape=[1 << 40, 3]),
-        ],
+        lambda content: [it.update(shape=[1 << 40, 3]) for it in (tensor_of(content), box_of(content))],
         "which cannot hold it",
     ),
     "a box behind the file": (lambda content: box_of(content).update(start=1 << 40), "which cannot hold it"),
-    "a box of a file that is not listed": (
-        lambda content: box_of(content).update(file="x"),
-        "in the unlisted file",
-    ),
+    "a box of an unlisted file": (lambda content: box_of(content).update(file="x"), "in the unlisted file"),
     "a box outside": (lambda content: box_of(content).update(offset=[1, 0]), "outside its shape"),
-    "a box missing": (lambda content: content["tensors"]["model.one"]["boxes"].clear(), "do not make up"),
+    "a box missing": (lambda content: tensor_of(content)["boxes"].clear(), "do not make up"),
     "a box of other dimensions": (lambda content: box_of(content).update(offset=[0]), "outside its shape"),
     "a negative size": (lambda content: box_of(content).update(bytes=-1), "bytes or elements: -1"),
     "a truth value": (lambda content: box_of(content).update(start=True), "bytes or elements: True"),
     "a fraction": (lambda content: box_of(content).update(start=0.5), "bytes or elements: 0.5"),
     "a text as shape": (lambda content: box_of(content).update(shape="12"), "a wrong shape: '12'"),
-    "no dtype": (lambda content: content["tensors"]["model.one"].update(dtype="load"), "unknown dtype"),
-    "another dtype": (lambda content: content["tensors"]["model.one"].update(dtype="int32"), "saved as"),
+    "no dtype": (lambda content: tensor_of(content).update(dtype="load"), "unknown dtype"),
+    "another dtype": (lambda content: tensor_of(content).update(dtype="int32"), "saved as"),
     "no key": (lambda content: content.pop("tensors"), "has unexpected content: KeyError"),
     "tensors as a list": (lambda content: content.update(tensors=[]), "has unexpected content"),
-    "another format": (
-        lambda content: content.update(format={"name": "x", "version": 9}),
-        "this version reads",
-    ),
+    "another format": (lambda content: content["format"].update(name="x", version=9), "this version reads"),
     "a strange state": (lambda content: content["groups"]["one"].update(state=["../x"]), "has a state"),
-    "params in a group": (
-        lambda content: content["groups"]["one"]["group"].update(params=[1]),
-        r"\['params'\] among hyperparameters",
-    ),
-    "a value of no kind": (
-        lambda content: content["groups"]["one"]["group"].update(lr={"call": ["os"]}),
-        "a value of the kind 'call'",
-    ),
+    "params in a group": (lambda content: group_of(content).update(params=[1]), r"\['params'\] among hyperp"),
+    "a value of no kind": (lambda content: group_of(content).update(lr={"call": []}), "of the kind 'call'"),
 }
 
 
@@ -259,9 +248,7 @@ def test_boxes_that_overlap_and_leave_a_hole_are_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "complaint"), CLAIMS.values(), ids=CLAIMS)
-def test_a_claim_that_cannot_be_is_refused_before_anything_is_read(
-    saved: Path, change: Callable[[Content], object], complaint: str
-) -> None:
+def test_a_false_claim_is_refused(saved: Path, change: Callable[[Content], object], complaint: str) -> None:
     forge(saved, change)
     assert_refused(saved, complaint)
 

@@ -94,17 +94,9 @@ def wrapped(tensor: Tensor | None, state: State) -> Tensor | None:
 
 # Each bug, and what the error must say about it.
 BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
-    "wrong shape": (
-        "gather",
-        lambda full, *_: None if full is None else full[0],
-        "cannot hold this rank's part",
-    ),
+    "wrong shape": ("gather", lambda full, *_: None if full is None else full[0], "cannot hold this rank's"),
     "nothing": ("gather", lambda *_: None, "must return the full plain tensor on its owner, got None"),
-    "everywhere": (
-        "gather",
-        lambda _, momentum, state: momentum,
-        "must return None on every rank except 0, got a Tensor",
-    ),
+    "everywhere": ("gather", lambda _, momentum, state: momentum, "must return None on every rank except 0"),
     "work": ("gather_later", lambda handle, *_: handle.work, "a bare Work"),
     "wrapped": (
         "gather",
@@ -112,18 +104,10 @@ BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
         "must return the full plain tensor on its owner, got a DTensor",
     ),
     "raises": ("gather", lambda _, momentum, state: state["tp_group"], "raised KeyError: 'tp_group'"),
-    "no update": (
-        "redistribute",
-        lambda *_: None,
-        "this rank's part of the update, shape (4, 5); got None",
-    ),
+    "no update": ("redistribute", lambda *_: None, "this rank's part of the update, shape (4, 5); got None"),
     "whole update": ("redistribute", lambda _, update, state: update, "this rank's part of the update"),
     "update's work": ("redistribute_later", lambda handle, *_: handle.work, "a bare Work"),
-    "update wrapped": (
-        "redistribute",
-        lambda mine, _, state: wrapped(mine, state),
-        "got a DTensor with placements",
-    ),
+    "update wrapped": ("redistribute", lambda mine, _, state: wrapped(mine, state), "got a DTensor with"),
 }
 
 

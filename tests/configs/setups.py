@@ -165,9 +165,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Return a function that joins tensors cut by hand over a group. ``dims`` maps parameters' ids to
-    dimensions.
-    """
+    """Return a function that joins tensors cut by hand over a group; ``dims`` are by parameters' ids."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)
@@ -263,8 +261,7 @@ def cp(mesh: DeviceMesh) -> Rig:
 
 
 def ep(mesh: DeviceMesh) -> Rig:
-    """Each rank has its own expert, sharded if there is an fsdp axis. The router is the same on all ranks;
-    another optimizer steps it."""
+    """Each rank has its own expert, sharded if there is an fsdp axis. Muon does not step the router."""
     torch.manual_seed(7 + place(mesh, "ep"))
     model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
     if has(mesh, "fsdp"):
@@ -284,9 +281,7 @@ def pp(mesh: DeviceMesh) -> Rig:
         replicas = mesh.get_group("dp")
         module = DistributedDataParallel(module, process_group=replicas, find_unused_parameters=True)
     stage = PipelineStage(module, here, last + 1, torch.device("cpu"), group=group)
-    schedule = ScheduleGPipe(
-        stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).pow(2).mean()
-    )
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda out, due: (out - due).pow(2).mean())
 
     def backward(step: int) -> None:
         module.zero_grad()
@@ -297,8 +292,7 @@ def pp(mesh: DeviceMesh) -> Rig:
 
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
-    """PyTorch's tensor parallelism on one dimension of the mesh; gradients are averaged by hand over the
-    other, which appears in no placement."""
+    """PyTorch's tensor parallelism over tp; gradients are summed by hand over dp, which is no placement."""
     model = tensor_parallel(mlp(), mesh["tp"])
 
     def backward(step: int) -> None:
@@ -338,9 +332,7 @@ SETUPS: dict[str, Setup] = {
     "fsdp+tp": Setup({"fsdp": 2, "tp": 2}, fsdp, ("dp_shard", "tp"), dtensors=True),
     "tp+dp": Setup({"dp": 2, "tp": 2}, tp_dp, ("replicate", "tp")),
     "dp+fsdp": Setup({"dp": 2, "fsdp": 2}, fsdp, ("dp_replicate", "dp_shard"), dtensors=True),
-    "fsdp+tp+dp": Setup(
-        {"dp": 2, "fsdp": 2, "tp": 2}, fsdp, ("dp_replicate", "dp_shard", "tp"), dtensors=True
-    ),
+    "fsdp+tp+dp": Setup({"dp": 2, "fsdp": 2, "tp": 2}, fsdp, ("replicate", "dp_shard", "tp"), dtensors=True),
     "ep+fsdp": Setup({"fsdp": 2, "ep": 2}, ep, ("fsdp", "ep"), dtensors=True),
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),

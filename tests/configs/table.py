@@ -181,9 +181,8 @@ class LaidRow:
 
     def __init__(self, row: Row) -> None:
         self.row, self.world = row, LiveWorld(build_mesh(row.axes))
-        self.given = {
-            (cut, step): self.laid(matrices(cut, step)) for cut in SHAPES for step in range(STEPS + 1)
-        }
+        steps = product(SHAPES, range(STEPS + 1))
+        self.given = {(cut, step): self.laid(matrices(cut, step)) for cut, step in steps}
         self.ends = {cut: [local(end) for end in self.laid(by_stock(cut))] for cut in SHAPES}
         self.gram_ends = {cut: [local(end) for end in self.laid(by_gram_form(cut))] for cut in SHAPES}
 

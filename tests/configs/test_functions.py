@@ -72,10 +72,7 @@ REPLACED: dict[str, dict[str, Callable]] = {
     "gather": {"gather_fn": functions.gather},
     "redistribute": {"redistribute_fn": functions.redistribute},
     "assign and gather": {"assign_fn": functions.in_turn, "gather_fn": functions.gather},
-    "gather and redistribute": {
-        "gather_fn": functions.gather_later,
-        "redistribute_fn": functions.redistribute_later,
-    },
+    "both later": {"gather_fn": functions.gather_later, "redistribute_fn": functions.redistribute_later},
 }
 
 
@@ -89,9 +86,8 @@ def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
             made = replace(config(shards, later), prefetch_count=count, async_gpu_parallelism=side_by_side)
             yield f"own{later}, {shards=}, {count=}, {side_by_side=}", made, shards
     for count, side_by_side in product((0, 1, 3), (True, False)):
-        made = create_processgroup_config(
-            fsdp_pg=mesh.get_group("fsdp"), prefetch_count=count, async_gpu_parallelism=side_by_side
-        )
+        own: dict[str, Any] = {"prefetch_count": count, "async_gpu_parallelism": side_by_side}
+        made = create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"), **own)
         yield f"packed, {count=}, {side_by_side=}", made, True
         yield f"one by one, {count=}, {side_by_side=}", replace(made, helper=None), True
     for name, mine in REPLACED.items():
@@ -182,9 +178,8 @@ def run_diary(rank: int, prefetch_count: int) -> list[str]:
 def run_debug_labels(rank: int) -> list[str]:
     """The labels of a helper's requests in debug mode."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
-    made = create_processgroup_config(
-        fsdp_pg=mesh.get_group("fsdp"), async_gpu_parallelism=False, prefetch_count=0
-    )
+    one_by_one: dict[str, Any] = {"async_gpu_parallelism": False, "prefetch_count": 0}
+    made = create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"), **one_by_one)
     params = own_params(True)
     muon = Muon(named(params), distributed_config=made)
     (leg,) = muon.steps
@@ -224,9 +219,7 @@ def test_a_broken_function_ends_in_a_named_error_on_every_rank(results: list[dic
             assert text in said, said
 
 
-def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction(
-    results: list[dict[str, Any]],
-) -> None:
+def test_a_wrong_assignment_is_refused_on_every_rank_when_made(results: list[dict[str, Any]]) -> None:
     for found in (of_rank["run_wrong_assignments"] for of_rank in results):
         for name, (_, kinds, text) in functions.WRONG_ASSIGNMENTS.items():
             for kind, said in found[name]:
@@ -234,13 +227,10 @@ def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction(
                 assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)
 
 
-def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead(
-    results: list[dict[str, Any]],
-) -> None:
+def test_debug_mode_is_sequential_and_prefetching_gathers_ahead(results: list[dict[str, Any]]) -> None:
     for of_rank in results:
-        assert of_rank["debug"] == [
-            f"{name} {index}" for index in range(3) for name in ("gather", "redistribute")
-        ]
+        in_turn = [f"{name} {index}" for index in range(3) for name in ("gather", "redistribute")]
+        assert of_rank["debug"] == in_turn
         ahead = of_rank["ahead"]
         assert ahead.index("gather 1") < ahead.index("redistribute 0")
         assert ahead.index("gather 2") > ahead.index("redistribute 0")
@@ -249,11 +239,7 @@ def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead(
 
 def test_a_helpers_plan_says_in_debug_mode_which_parameter_it_is_at(results: list[dict[str, Any]]) -> None:
     for of_rank in results:
-        assert of_rank["run_debug_labels"] == [
-            said
-            for index in range(3)
-            for said in (
-                f"gather layers.{index}.weight to its owner of bucket {index}",
-                f"scatter layers.{index}.weight from its owner of bucket {index}",
-            )
-        ]
+        labels = of_rank["run_debug_labels"]
+        steps = range(3)
+        assert labels[::2] == [f"gather layers.{i}.weight to its owner of bucket {i}" for i in steps]
+        assert labels[1::2] == [f"scatter layers.{i}.weight from its owner of bucket {i}" for i in steps]

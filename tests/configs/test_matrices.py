@@ -105,9 +105,8 @@ def whole(index: int, step: int) -> Tensor:
 def by_stock() -> list[list[Tensor]]:
     """The matrices of every parameter after the steps of ``torch.optim.Muon``."""
     kinds = list(KINDS.values())
-    made = [
-        [nn.Parameter(piece.clone()) for piece in kind.pieces(whole(i, 0))] for i, kind in enumerate(kinds)
-    ]
+    wholes = [kind.pieces(whole(i, 0)) for i, kind in enumerate(kinds)]
+    made = [[nn.Parameter(piece.clone()) for piece in pieces] for pieces in wholes]
     stock = torch.optim.Muon([piece for pieces in made for piece in pieces], **OPTIONS)
     for step in range(1, STEPS + 1):
         for index, (kind, pieces) in enumerate(zip(kinds, made, strict=True)):
@@ -266,9 +265,7 @@ TWO_AXES = [(fsdp2_over_tp, 0)]
     [(2, ONE_AXIS), left_out(3, ONE_AXIS), (4, TWO_AXES), left_out(6, TWO_AXES)],
     ids=["2", "3", "2 x 2", "3 x 2"],
 )
-def test_sharded_modules_equal_stock_muon_on_separate_matrices(
-    world_size: int, makers: list[tuple[Callable, int]]
-) -> None:
+def test_sharded_modules_step_as_stock_muon_does(world_size: int, makers: list[tuple[Callable, int]]) -> None:
     by_rank = launch(run_sharded, world_size, args=(makers,))
     for case in by_rank[0]:
         assert [found[case][0] for found in by_rank] == [[]] * world_size, case

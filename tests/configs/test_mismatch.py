@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from muon_tutorial import DistributedConfig, Muon, build_mesh, launch
+from muon_tutorial import STRATEGIES, DistributedConfig, Muon, build_mesh, launch
 from muon_tutorial.callbacks.create_configs import (
     create_devicemesh_config,
     create_dtensor_config,
@@ -40,7 +40,6 @@ MISMATCHES: dict[str, Callable[[bool], Any]] = {  # a rank's parameters; one ran
     "a missing parameter": lambda odd: params_of(*SHAPES[: 2 if odd else 3]),
     "names": lambda odd: list(zip("ab" if odd else "ba", params_of((4, 6), (4, 6)), strict=True)),
 }
-STRATEGIES = ("replicated", "round_robin", "zero1", "layerwise", "owner", "owner_per_replica", "gram")
 
 
 CONFIGS: dict[str, Callable[[DeviceMesh], DistributedConfig]] = {

@@ -35,9 +35,7 @@ def made(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) ->
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def differing(
-    params: Sequence[nn.Parameter], group: dict[str, Any] | None = None, **settings: Any
-) -> list[int]:
+def differing(params: Sequence[nn.Parameter], group: Any = None, **settings: Any) -> list[int]:
     """The parameters that differ in any bit from those of one process after a few steps."""
     options = {"lr": 0.02, "weight_decay": 0.1, **(group or {})}
     copies = [nn.Parameter(whole(param.detach()).clone()) for param in params]
@@ -109,9 +107,8 @@ def with_own_functions(rank: int) -> dict[str, Any]:
     for at_once in (True, False):
         for ahead in (0, 1, 3):
             kept = {"buffer": torch.empty(600, dtype=torch.bfloat16), "gathered": torch.empty(600).bfloat16()}
-            config = DistributedConfig(
-                in_turn, gather_into_kept_buffer, broadcast_into_kept_buffer, kept, at_once, ahead
-            )
+            fns = in_turn, gather_into_kept_buffer, broadcast_into_kept_buffer
+            config = DistributedConfig(*fns, kept, at_once, ahead)
             found[f"kept buffers {at_once} {ahead}"] = differing(plain(), distributed_config=config)
     config = DistributedConfig(in_turn, gather_whole, in_parameter_dtype)
     found["another dtype"] = heard(partial(differing, plain(), distributed_config=config))
@@ -122,10 +119,8 @@ def with_own_functions(rank: int) -> dict[str, Any]:
     halves = plain(torch.bfloat16)
     found["whole, bf16"] = differing(halves, distributed_config=own(halves))
     mesh = build_mesh({"fsdp": dist.get_world_size()})
-    cut = [
-        nn.Parameter(distribute_tensor(it.detach(), mesh, [Shard(i % 2)]))
-        for i, it in enumerate(plain(torch.bfloat16))
-    ]
+    wholes = enumerate(plain(torch.bfloat16))
+    cut = [nn.Parameter(distribute_tensor(it.detach(), mesh, [Shard(i % 2)])) for i, it in wholes]
     found["DTensors, bf16"] = differing(cut, distributed_config=own(cut))
     stored: dict[str, Any] = {"transposed": True}
     found["DTensors, stored (in, out)"] = differing(cut, stored, distributed_config=own(cut))
@@ -148,9 +143,7 @@ def with_own_functions(rank: int) -> dict[str, Any]:
     for recipe in RECIPES:
         tall = [nn.Parameter(made(shape, i, torch.bfloat16)) for i, shape in enumerate(((64, 24), (33, 17)))]
         group = {"orthogonalize": recipe}
-        found[f"tall, {recipe}"] = differing(
-            tall, group, strategy="owner", mesh=build_mesh({"dp": dist.get_world_size()})
-        )
+        found[f"tall, {recipe}"] = differing(tall, group, **kinds["owner"](tall))
     return found
 
 

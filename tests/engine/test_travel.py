@@ -53,9 +53,7 @@ def hops(draw: st.DrawFn) -> tuple[Hop, int]:
 @pytest.mark.parametrize("small", [0, SMALL], ids=["slice by slice", "at once"])
 @given(hops())
 @settings(max_examples=200, deadline=None)
-def test_a_hop_leaves_each_rank_with_its_destination_box_and_its_inverse_undoes_it(
-    small: int, case: tuple[Hop, int]
-) -> None:
+def test_a_hop_brings_each_rank_its_box_and_its_inverse_undoes_it(small: int, case: tuple[Hop, int]) -> None:
     hop, parts = case
     x = torch.arange(math.prod(hop.shape), dtype=torch.float32).view(hop.shape)
     grid, route = Grid.of(tp=parts), Route((hop,), torch.float32)
@@ -80,16 +78,13 @@ SUMS = [(LONG, Shard(0)), (LONG, Replicate()), (LONG, Owned(0)), (FLAT, Shard(0)
 @pytest.mark.parametrize("small", [0, SMALL], ids=["slice by slice", "at once"])
 @given(st.integers(1, 4), st.sampled_from(SUMS))
 @settings(deadline=None)
-def test_partial_sums_arrive_whole_or_cut_or_at_their_owner(
-    small: int, parts: int, case: tuple[tuple[int, ...], Placement]
-) -> None:
+def test_partial_sums_arrive_summed(small: int, parts: int, case: tuple[tuple[int, ...], Placement]) -> None:
     shape, dst = case
     route = Route((Hop("dp", Partial(), dst, shape),), torch.float32)
     grid = Grid.of(dp=parts)
     with mock.patch.object(hops_module, "SMALL", small):
-        got = LocalWorld(grid).run(
-            [travel(torch.full(shape, rank + 1.0), route, grid.at(rank), HERE) for rank in grid.ranks]
-        )
+        held = [torch.full(shape, rank + 1.0) for rank in grid.ranks]
+        got = LocalWorld(grid).run([travel(x, route, grid.at(r), HERE) for r, x in enumerate(held)])
     total = torch.full(shape, sum(range(1, parts + 1)) * 1.0)
     for rank in grid.ranks:
         assert torch.equal(got[rank], hold(total, dst, rank, parts))

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
-from muon_tutorial.engine.collective import Kind, Walk
+from muon_tutorial.engine.collective import Kind
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.ledger import entry_of
 from scripts.lab.benchmarks.contender_costs import settled_tcp, tcp_after
@@ -19,6 +19,7 @@ from scripts.lab.benchmarks.predicted import KINDS, sample_request
 from scripts.lab.kernel_counters import tcp_sent
 
 from ..exhaustive import left_out
+from ..worlds.requests import one
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -42,10 +43,7 @@ def miscounted(rank: int, elements: tuple[int, ...]) -> list[tuple[str, int, int
 
 
 def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> None:
-    def walk() -> Walk:
-        yield sample_request(kind, world.at, each, dtype, device="cpu")
-
-    world.run(walk())
+    world.run(one(sample_request(kind, world.at, each, dtype, device="cpu")))
 
 
 @pytest.mark.timeout(600)  # eight ranks, on two cores

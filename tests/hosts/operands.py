@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 PRODUCTS = {
-    "mul",
-    "mul_",
-    "rmul",
-    "matmul",
-    "rmatmul",
-    "bmm",
-    "baddbmm",
-    "einsum",
+    *("mul", "mul_", "rmul", "matmul", "rmatmul", "bmm", "baddbmm", "einsum"),
     "scaled_dot_product_attention",
 }
 ACTIVATIONS = {"silu", "gelu", "sigmoid", "tanh", "softplus", "relu"}
@@ -41,9 +34,7 @@ class Operands(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").strip("_")
         if name in PRODUCTS | ACTIVATIONS:
-            given = [
-                one for it in (*args, *kwargs.values()) for one in (it if isinstance(it, tuple) else (it,))
-            ]
+            given = [one for it in (*args, *kwargs.values()) for one in (it if type(it) is tuple else (it,))]
             made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
             if len(made) > (name in PRODUCTS):
                 self.found += [it for it in made if all(it is not other for other in self.found)]

@@ -148,9 +148,8 @@ def _launch(words: list[str], folder: Path) -> int:
     command = [word.replace("{port}", str(free_port())) for word in words]
     with open(folder / "said", "w") as said:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
-        return subprocess.run(
-            command, cwd=folder, env=_environment(folder), timeout=900, **streams
-        ).returncode
+        environment = _environment(folder)
+        return subprocess.run(command, cwd=folder, env=environment, timeout=900, **streams).returncode
 
 
 def _fork(words: list[str], folder: Path, ranks: int) -> int:
@@ -269,12 +268,8 @@ class References(dict[str, Reference]):
         folder = self.folder / name
         [notes] = run(name, folder / "whole", forks=1)
         [control] = run(name, folder / "halves", *HALVES, forks=1)
-        self[name] = Reference(
-            notes,
-            distance(control, notes, of_muon=True),
-            distance(control, notes, of_muon=False),
-            state_distance(control, notes),
-        )
+        far = [distance(control, notes, of_muon=of_muon) for of_muon in (True, False)]
+        self[name] = Reference(notes, *far, state_distance(control, notes))
         return self[name]
 
 

@@ -20,9 +20,7 @@ def make_row(name: str, folder: Path, references: References) -> dict[str, str]:
     """Run a recipe four times, from the start and from its checkpoint, in fp32 and in bf16."""
     trained, in_bf16 = train(name, folder / "fp32"), train(name, folder / "bf16", "--bf16")
     reference, sharded = references[ALL[name].alone], ALL[name].sharded
-    far = [
-        max(distance(n, reference.notes, of_muon=muon) for n in trained.straight) for muon in (True, False)
-    ]
+    far = [max(distance(n, reference.notes, of_muon=its) for n in trained.straight) for its in (True, False)]
     near = f"{far[0]:.1e} ({reference.muon:.1e}), {far[1]:.1e} ({reference.adamw:.1e})"
     checks: dict[str, tuple[Callable[[], None], str]] = {
         "equal to one process": (lambda: recipes.check_equal(trained.straight, reference), near),
@@ -33,11 +31,9 @@ def make_row(name: str, folder: Path, references: References) -> dict[str, str]:
         "bf16": (lambda: recipes.check_bf16(in_bf16.straight, reference), "yes"),
         "bf16 resume": (lambda: recipes.check_resumed(in_bf16.straight, in_bf16.resumed), "bitwise"),
     }
-    placed = (
-        (lambda: recipes.check_placed(trained.straight + in_bf16.straight, sharded)),
-        "shards" if sharded else "whole",
-    )
-    row = {"recipe": name, "ranks": str(ALL[name].ranks), "parameters": _said(*placed)}
+    runs, kind = trained.straight + in_bf16.straight, "shards" if sharded else "whole"
+    placed = _said(lambda: recipes.check_placed(runs, sharded), kind)
+    row = {"recipe": name, "ranks": str(ALL[name].ranks), "parameters": placed}
     row["lines"] = str(len(recipes.marked_lines(name)))
     return row | {heading: _said(*check) for heading, check in checks.items()}
 

@@ -23,9 +23,7 @@ from scripts import parts
 from ..exhaustive import left_out
 from .operands import lines_used_together
 
-transformers: Any = pytest.importorskip(
-    "transformers", minversion="5", reason="needs transformers 5: its names"
-)
+transformers: Any = pytest.importorskip("transformers", minversion="5", reason="needs the names of version 5")
 
 TINY: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim"), 32),
@@ -33,43 +31,26 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "n_groups", "mamba_n_groups"), 2),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "head_dim", "mamba_d_head", "mamba_head_dim"), 8),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 48),
     **dict.fromkeys(("n_positions", "max_position_embeddings", "max_seq_len"), 64),
     "vocab_size": 96,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rotary_dim": 4,
     "pad_token_id": 0,
-    "bos_token_id": 1,
     "eos_token_id": 2,
     "use_cache": False,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "n_group"), 2),
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
+    **dict.fromkeys(("topk_group", "n_shared_experts", "first_k_dense_replace", "bos_token_id"), 1),
     "q_lora_rank": 12,
-    "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "state_size": 8,
-    "ssm_state_size": 8,
-    "mamba_d_state": 8,
-    "n_groups": 2,
-    "mamba_n_groups": 2,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 8,
+    "image_size": 16,
     "mamba_d_ssm": 64,
     "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "image_size": 16,
-    "patch_size": 4,
+    **dict.fromkeys(("rotary_dim", "qk_rope_head_dim", "linear_num_value_heads", "patch_size"), 4),
+    **dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
 }
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -143,12 +124,9 @@ def config_of(name: str, **sizes: Any) -> Any:
 def build(name: str, **sizes: Any) -> nn.Module:
     """A tiny model with weights such that no activation blocks its input."""
     config = config_of(name, **sizes)
-    made = (
-        transformers.MllamaTextModel._from_config
-        if name == "mllama_text_model"
-        else transformers.AutoModel.from_config
-    )
-    model = made(config, attn_implementation="eager").double().eval()
+    is_mllama = name == "mllama_text_model"
+    make = transformers.MllamaTextModel._from_config if is_mllama else transformers.AutoModel.from_config
+    model = make(config, attn_implementation="eager").double().eval()
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     torch.manual_seed(0)
@@ -161,17 +139,10 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
     made = torch.Generator().manual_seed(0)
     if model.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=made).double()}
-    if model.main_input_name == "input_values":
-        return {
-            "input_values": torch.randn(1, 4000, generator=made).double(),
-            "decoder_input_ids": torch.arange(4, 10)[None],
-        }
-    if model.main_input_name == "input_features":
-        ids = torch.arange(4, 10)[None]
-        return {
-            "input_features": torch.randn(1, 8, 32, generator=made).double(),
-            "decoder_input_ids": ids,
-        }
+    if model.main_input_name in ("input_values", "input_features"):
+        shape = (1, 4000) if model.main_input_name == "input_values" else (1, 8, 32)
+        heard = torch.randn(shape, generator=made).double()
+        return {model.main_input_name: heard, "decoder_input_ids": torch.arange(4, 10)[None]}
     ids = torch.randint(3, 96, (2, 16), generator=made)
     both: dict[str, Tensor] = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     if "cross_attention_states" in inspect.signature(model.forward).parameters:

@@ -26,7 +26,7 @@ from muon_tutorial.optimizer.audit import audit
 
 from .test_silences import IN_A_FLAT_ONE, NOT_ONE, listen, network
 
-TARGETS = ["q_proj", "v_proj"]
+TARGETS, FEED = ["q_proj", "v_proj"], "down_proj"
 WITHOUT_MATRICES = "has no hidden matrix for Muon: use torch.optim.AdamW"
 ZERO = r"DeepSpeed's ZeRO flatten"
 
@@ -64,9 +64,7 @@ ADAPTERS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
         {"lora_A": "Muon", "lora_B": "Muon", "lora_E": "AdamW"},
     ),
     "IA3": (
-        lambda peft: peft.IA3Config(
-            target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
-        ),
+        lambda peft: peft.IA3Config(target_modules=["k_proj", FEED], feedforward_modules=[FEED]),
         {"ia3_l": "AdamW"},
     ),
     "OFT": (lambda peft: peft.OFTConfig(r=0, oft_block_size=8, target_modules=TARGETS), {"oft_R": "AdamW"}),
@@ -77,13 +75,11 @@ ADAPTERS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
 }
 
 PEFT, TRL = ("transformers", "peft"), ("transformers", "peft", "trl")
+ALL_ADAMWS = Case(PEFT, "refused: all is AdamW's", WITHOUT_MATRICES)
 CASES: dict[str, Case] = {
     "peft, LoRA": Case(PEFT, "A and B by Muon"),
     "peft, AdaLoRA": Case(PEFT, "A and B by Muon, E by AdamW"),
-    **{
-        f"peft, {name}": Case(PEFT, "refused: all is AdamW's", WITHOUT_MATRICES)
-        for name in ("IA3", "OFT", "BOFT")
-    },
+    **dict.fromkeys(("peft, IA3", "peft, OFT", "peft, BOFT"), ALL_ADAMWS),
     "SFTTrainer, peft_config, a factory": Case(TRL, "the audit says Muon"),
     "SFTTrainer, made after get_peft_model": Case(TRL, "the audit says Muon"),
     "SFTTrainer, peft_config, made before": Case(
@@ -113,9 +109,8 @@ def test_adapters_go_to_muon_if_they_are_matrices(name: str) -> None:
     config, expected = ADAPTERS[name]
     model = peft.get_peft_model(llama(), config(peft))
     trained = [it for it in split_parameters(model).verdicts if it.who != "left out"]
-    assert {
-        next(word for word in it.name.split(".") if word in expected): it.who for it in trained
-    } == expected
+    words = [next(word for word in it.name.split(".") if word in expected) for it in trained]
+    assert dict(zip(words, (it.who for it in trained), strict=True)) == expected
     if CASES[f"peft, {name}"].said:
         with pytest.raises(UsageError, match=CASES[f"peft, {name}"].said):
             MuonWithAdamW.from_model(model, lr=0.02)
@@ -149,9 +144,8 @@ def test_sft_trainer_trains_adapters_or_says_why_not(name: str, tmp_path: Path) 
         output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=4, report_to="none", use_cpu=True,
         bf16=False, save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
     )  # fmt: skip
-    data = datasets.Dataset.from_dict(
-        {"input_ids": [[(3 + i + j) % 32 for j in range(12)] for i in range(12)]}
-    )
+    ids = [[(3 + i + j) % 32 for j in range(12)] for i in range(12)]
+    data = datasets.Dataset.from_dict({"input_ids": ids})
     trainer = trl.SFTTrainer(model, settings, train_dataset=data, processing_class=tokenizer, **options)
     trainer.create_optimizer()
     seen = None if CASES[name].said else audit(trainer.optimizer)
@@ -170,11 +164,8 @@ def under_deepspeed(rank: int, stage: int) -> list[str]:
     model: Any = network()
     optimizer = MuonWithAdamW.from_model(model, lr=0.02)
     seen = audit(optimizer)
-    config = {
-        "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,
-    }
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
+    config |= {"zero_allow_untested_optimizer": True}
     try:
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         for step in range(3):

@@ -69,19 +69,14 @@ class CausalSelfAttention(nn.Module):
         self.n_head, self.n_embd = heads, width
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            it.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-            for it in self.c_attn(x).split(self.n_embd, dim=2)
-        )
-        made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(made.transpose(1, 2).flatten(2))
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        return self.c_proj(attended(q, k, v, self.n_head, self.n_head))
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
-    """Causal attention of [batch, tokens, heads · size], with fewer keys and values than queries."""
-    q, k, v = (
-        it.unflatten(-1, (own, -1)).transpose(1, 2) for it, own in ((q, heads), (k, groups), (v, groups))
-    )
+    """Causal attention of [batch, tokens, heads · size], with as many keys and values as there are groups."""
+    q = q.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k, v = (it.unflatten(-1, (groups, -1)).transpose(1, 2) for it in (k, v))
     k, v = (it.repeat_interleave(heads // groups, dim=1) for it in (k, v))
     made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return made.transpose(1, 2).flatten(2)
@@ -214,9 +209,8 @@ def test_an_attention_whose_layout_its_name_does_not_decide_asks_for_it() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         split_parameters(model, parts={"*.attn.weight": ("interleaved", 16, 8, 8)})
-        assert split_parameters(Taking(nn.Sequential(nn.Linear(32, 32)), ())).hidden_names == [
-            "block.0.weight"
-        ]
+        plain = Taking(nn.Sequential(nn.Linear(32, 32)), ())
+        assert split_parameters(plain).hidden_names == ["block.0.weight"]
 
 
 def test_the_page_lists_every_layer_and_todays_parts() -> None:

@@ -95,10 +95,8 @@ def test_a_rank_that_returned_while_the_others_waited_is_named() -> None:
 )
 def test_the_rank_that_asked_differently_is_named(monkeypatch, how, asked) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    with (
-        nothing_is_left(),
-        pytest.raises(RankFailedError, match=f"requests do not match: rank 2 asked for {asked}"),
-    ):
+    said = f"requests do not match: rank 2 asked for {asked}"
+    with nothing_is_left(), pytest.raises(RankFailedError, match=said):
         launch(ranks.ask_differently, 4, args=(how,))
 
 
@@ -116,10 +114,8 @@ def test_a_run_past_its_limit_is_ended() -> None:
 
 
 def test_a_spawned_rank_that_breaks_is_named_too() -> None:
-    with (
-        nothing_is_left(),
-        pytest.raises(RankFailedError, match="rank 2 of 3 was killed by SIGKILL") as caught,
-    ):
+    said = "rank 2 of 3 was killed by SIGKILL"
+    with nothing_is_left(), pytest.raises(RankFailedError, match=said) as caught:
         launch(ranks.fail_with, 3, args=("kill",), method="spawn", output="quiet")
     assert "[in phase: dp gather · bucket 2]" in str(caught.value)
 

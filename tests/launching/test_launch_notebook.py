@@ -119,9 +119,8 @@ def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:
 def test_an_interrupt_while_the_first_ranks_start_is_an_interrupt(kernel) -> None:
     """Jupyter sends SIGINT to the kernel's process group, and so to the server, which is still importing."""
     cold = "from muon_tutorial.launching.fork_server import warm_server\nwarm_server().close()\n"
-    said = kernel.run(
-        f"{cold}server = warm_server()\nprint('starting', flush=True)\n{HANG}", until="starting"
-    )
+    begin = f"{cold}server = warm_server()\nprint('starting', flush=True)\n"
+    said = kernel.run(begin + HANG, until="starting")
     assert "KeyboardInterrupt" in said
     assert "launch again" not in said
     kept = kernel.run("print(warm_server() is server, launch(lambda rank: 5.0, 2))")

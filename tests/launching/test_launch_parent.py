@@ -144,9 +144,7 @@ launch(ranks.total, 2)
 """
 
 
-def test_a_killed_server_takes_its_ranks_along_and_a_stopped_one_serves_tells_and_ends(
-    tmp_path,
-) -> None:
+def test_a_killed_server_takes_its_ranks_along_and_a_stopped_one_serves_tells_and_ends(tmp_path) -> None:
     """If the server was killed, several threads get the same error."""
     script = SERVER + (
         "with ThreadPoolExecutor(3) as threads:\n    print(*threads.map(failure, range(3)), sep='\\n')\n"

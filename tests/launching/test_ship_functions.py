@@ -37,18 +37,17 @@ class SpeechlessError(RuntimeError):
         raise ValueError("no words")
 
 
-@pytest.mark.parametrize(
-    "value", [OtherArgumentsError(1, 2), RebuildingError(sys.exit, 3), RebuildingError(int, "x")]
-)
+UNFIT = (OtherArgumentsError(1, 2), RebuildingError(sys.exit, 3))
+
+
+@pytest.mark.parametrize("value", [*UNFIT, RebuildingError(int, "x")])
 def test_a_value_that_cannot_be_rebuilt_is_an_error_that_names_its_rank(value: Exception) -> None:
-    with pytest.raises(
-        LaunchError, match="the value that rank 7 returned cannot be rebuilt here: "
-    ) as caught:
+    with pytest.raises(LaunchError, match="the value that rank 7 returned cannot be rebuilt") as caught:
         _rebuilt(7, dumps(value))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [OtherArgumentsError(1, 2), RebuildingError(sys.exit, 3)])
+@pytest.mark.parametrize("error", UNFIT)
 def test_an_exception_that_cannot_be_rebuilt_stays_behind(error: Exception) -> None:
     assert unpack_error(dumps(error)) is None
 

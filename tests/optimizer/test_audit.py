@@ -62,9 +62,13 @@ class Fused(nn.Module):
         return q * k.tanh() + v
 
 
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+
+
 def build() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Fused(), nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    return nn.Sequential(Fused(), *two_layers().children())
 
 
 @contextmanager
@@ -189,9 +193,8 @@ def test_an_audit_names_impostors_under_the_trainer(name: str, tmp_path: Any) ->
     made = torch.Generator().manual_seed(0)
     data = [{key: torch.randn(24, generator=made) for key in ("x", "labels")} for _ in range(384)]
     model = WithLoss()
-    optimizer = MuonWithAdamW.from_model(
-        model, lr=0.02, parts={f"body.{key}": it for key, it in PARTS.items()}
-    )
+    parts = {f"body.{key}": it for key, it in PARTS.items()}
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=parts)
     trainer = transformers.Trainer(model, settings, train_dataset=data, optimizers=(optimizer, None))
     with planted(name, optimizer):
         seen = audit(trainer.optimizer)
@@ -213,7 +216,7 @@ def test_an_audit_names_impostors_under_the_trainer(name: str, tmp_path: Any) ->
 )
 def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | None) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    model = two_layers()
     optimizer = make(model.parameters())
     seen = audit(optimizer, model)
     trained(0, model, optimizer)
@@ -223,7 +226,7 @@ def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | 
 @pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW, torch.optim.SGD])
 def test_nothing_is_said_of_a_step_in_which_no_update_is_due(kind: Any) -> None:
     """A schedule may begin with a learning rate of zero, with which all optimizers look alike."""
-    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    model = two_layers()
     optimizer = kind(model.parameters(), lr=0.0)
     seen = audit(optimizer, model)
     trained(0, model, optimizer)
@@ -234,7 +237,7 @@ def test_nothing_is_said_of_a_step_in_which_no_update_is_due(kind: Any) -> None:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_a_matrix_whose_gradients_are_all_zero_is_left_out(weight_decay: float) -> None:
-    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    model = two_layers()
     optimizer = Muon(model.parameters(), lr=0.02, weight_decay=weight_decay)
     seen = audit(optimizer, model)
     model(torch.randn(8, 24)).square().sum().backward()

@@ -31,10 +31,6 @@ def muon_of(model: nn.Module, way: str | None, **options: Any) -> Muon:
     return Muon(model.named_parameters(), lr=0.1, strategy=way, mesh=mesh, **options)
 
 
-def stock_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Muon(list(model.parameters()), lr=0.1)
-
-
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
     for step in range(steps):
         optimizer.zero_grad()
@@ -56,16 +52,14 @@ def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
     train(ours, muon, stepped)
     theirs = layers()
     theirs.load_state_dict(ours.state_dict())
-    saved = (
-        [torch.clone(muon.state[param]["momentum_buffer"]) for param in ours.parameters()] if stepped else []
-    )
+    saved = [torch.clone(muon.state[param]["momentum_buffer"]) for param in ours.parameters() if stepped]
     ours.to(torch.bfloat16)
     theirs.to(torch.bfloat16)
     other = muon_of(theirs, way)
+    state = other.state_dict()
+    for index, momentum in enumerate(saved):
+        state["state"].setdefault(index, {})["momentum_buffer"] = momentum
     if stepped:
-        state = other.state_dict()
-        for index, momentum in enumerate(saved):
-            state["state"].setdefault(index, {})["momentum_buffer"] = momentum
         other.load_state_dict(state)
     train(ours, muon, 2)
     train(theirs, other, 2)
@@ -88,7 +82,7 @@ def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
 def test_recut_in_place(way: str | None) -> None:
     """Before the first step, new shapes are accepted; later an error says that the momentum does not fit."""
     model, other = layers(), layers()
-    muon, stock = muon_of(model, way), stock_of(other)
+    muon, stock = muon_of(model, way), torch.optim.Muon(list(other.parameters()), lr=0.1)
     for each in (model, other):
         first, last = each.parameters()
         first.data, last.data = first.data[:6].clone(), last.data[:, :6].clone()
@@ -99,9 +93,8 @@ def test_recut_in_place(way: str | None) -> None:
     first.grad = None
     first.data = first.data[:3].clone()
     first.grad = torch.ones(3, 8)
-    with pytest.raises(
-        UsageError, match=r"0\.weight had shape \(6, 8\) when its momentum began, and has \(3, 8\)"
-    ):
+    said = r"0\.weight had shape \(6, 8\) when its momentum began, and has \(3, 8\)"
+    with pytest.raises(UsageError, match=said):
         muon.step()
 
 
@@ -152,9 +145,6 @@ def test_parameters_that_were_replaced_are_let_go() -> None:
     train(model, both)
     gc.collect()
     assert [its() is None for its in gone] == [True] * 4
-    assert [
-        param is its for (_, param), its in zip(both.muon.guard.unstepped, model.parameters(), strict=True)
-    ]
 
 
 @pytest.mark.parametrize("how", ["added", "included"])
@@ -205,9 +195,8 @@ def test_the_pair_says_what_adamw_cannot_follow_and_changes_nothing() -> None:
     saved = both.state_dict()
     model.to(torch.bfloat16)
     before = copies(model)
-    with pytest.raises(
-        UsageError, match=r"0\.bias is bfloat16 of shape \(12,\) on cpu now, and AdamW's moments"
-    ):
+    said = r"0\.bias is bfloat16 of shape \(12,\) on cpu now, and AdamW's moments"
+    with pytest.raises(UsageError, match=said):
         train(model, both)
     assert all(map(torch.equal, before, copies(model)))
     anew = MuonWithAdamW.from_model(model, lr=0.1)
@@ -289,9 +278,7 @@ def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
     model[0].requires_grad_(False)
     both = MuonWithAdamW.from_model(model, lr=0.1)
-    others = {
-        param: nn.Parameter(param.detach().clone(), param.requires_grad) for param in model.parameters()
-    }
+    others = {it: nn.Parameter(it.detach().clone(), it.requires_grad) for it in model.parameters()}
     for module in model:
         for name, param in list(module.named_parameters()):
             setattr(module, name, others[param])
@@ -299,7 +286,7 @@ def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
         group["params"] = [others[param] for param in group["params"]]
     model[0].requires_grad_(True)
     model(torch.ones(2, 4)).sum().backward()
-    before = [param.detach().clone() for param in model.parameters()]
+    before = copies(model)
     with pytest.warns(UserWarning, match=r"0\.weight, 0\.bias: frozen when this optimizer"):
         both.step()
     assert list(map(torch.equal, model.parameters(), before)) == [True] * 2 + [False] * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,6 +17,7 @@ from muon_tutorial.step.agreement import checksum
 from muon_tutorial.step.parameter_state import local_part
 
 from ..configs.setups import error_of
+from ..oracle import perceptron
 
 
 @cache
@@ -36,14 +36,6 @@ def pair_on(model: nn.Module, layout: str, **muon) -> MuonWithAdamW:
     return MuonWithAdamW.from_model(model, lr=0.0, strategy=layout, mesh=mesh, muon={"tp_dim": None, **muon})
 
 
-def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
-    if changed != "nothing" and by is not None:
-        by(dict(model.named_parameters())[changed].detach())
-    return model
-
-
 def turn_one_sign(tensor: Tensor) -> None:
     """Flip the sign of one element: its highest bit, which a sum modulo a small power of two would miss."""
     tensor.view(-1)[-2:][0] *= -1
@@ -60,14 +52,15 @@ def heard_in_a_step(model: nn.Module, both: MuonWithAdamW) -> str:
 
 def compared(rank: int, layout: str, other: str) -> str:
     """A rank's error in its first step if the last rank began with one sign bit flipped."""
-    model = network(other if rank == 3 else "nothing", turn_one_sign)
+    model = perceptron()
+    if rank == 3 and other != "nothing":
+        turn_one_sign(model.get_parameter(other).detach())
     return heard_in_a_step(model, pair_on(model, layout, initial_values="compare"))
 
 
 def begun(rank: int, layout: str) -> tuple[list[Tensor], str]:
     """A rank's parameters after the optimizer is made, if each replica's model has a seed of its own."""
-    torch.manual_seed(rank // 2 if layout == "hsdp" else rank)
-    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    model = perceptron(seed=rank // 2 if layout == "hsdp" else rank)
     both = pair_on(model, layout)
     held = [local_part(param.detach()).clone() for param in model.parameters()]
     return held, heard_in_a_step(model, both)
@@ -93,7 +86,7 @@ def other_length(rank: int) -> str:
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
     """A rank's errors in three steps; after the second, one sign is flipped on the last rank."""
-    model = network()
+    model = perceptron()
     both, heard = pair_on(model, layout, compare_every=2), []
     for step in range(3):
         heard.append(heard_in_a_step(model, both))
@@ -104,7 +97,7 @@ def drifted(rank: int, layout: str, what: str) -> list[str]:
 
 def other_step_loaded(rank: int) -> str:
     """A rank's error in the step after a load, if AdamW took another number of steps in rank 1's file."""
-    model = network()
+    model = perceptron()
     both = pair_on(model, "zero1")
     heard_in_a_step(model, both)
     state = both.state_dict()
@@ -115,7 +108,7 @@ def other_step_loaded(rank: int) -> str:
 
 def _held(model: nn.Module, both: MuonWithAdamW, what: str) -> Tensor:
     name, _, entry = what.partition("/")
-    param = dict(model.named_parameters())[name]
+    param = model.get_parameter(name)
     return local_part(both.state[param][entry] if entry else param.detach())
 
 
@@ -173,8 +166,7 @@ def test_ranks_that_begin_alike_hear_nothing(results: Results) -> None:
 def test_ranks_begin_with_the_first_ones_values_as_under_ddp(results: Results, layout: str) -> None:
     ranks = [of_rank["begun"][layout] for of_rank in results]
     assert [heard for _, heard in ranks] == ["nothing"] * 4
-    torch.manual_seed(0)
-    first = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+    first = perceptron()
     if layout == "hsdp":  # dimension 0 is cut between ranks 0 and 1, and again between 2 and 3
         assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
         assert all(map(torch.equal, ranks[1][0], ranks[3][0]))
@@ -202,9 +194,7 @@ def test_a_parameter_of_another_length_is_named_with_its_rank_and_both_shapes(re
 
 
 @pytest.mark.parametrize(("layout", "what"), DRIFTED)
-def test_a_bit_that_turns_on_the_way_is_named_at_the_next_comparison(
-    results: Results, layout: str, what: str
-) -> None:
+def test_a_flipped_sign_is_named_at_the_next_comparison(results: Results, layout: str, what: str) -> None:
     for of_rank in results:
         heard = of_rank["drifted"][layout, what]
         assert heard[:2] == ["nothing"] * 2  # compared before steps 0 and 2
@@ -244,7 +234,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 def hashed_by_steps(rank: int) -> list[int]:
     """How many tensors a rank hashes in each of four steps. Before the last step, gradients are readied."""
-    model = network()
+    model = perceptron()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh, muon={"compare_every": 2})

@@ -104,9 +104,7 @@ Stages = tuple[dict[str, Tensor], ...]
 """States as saved, as loaded, after more training without a load, and after more training from the load."""
 
 
-def saved_and_loaded(
-    how: str, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, to: Any
-) -> None:
+def save_and_load(how: str, folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, to: Any) -> None:
     """Save by the library's helpers, and load into another model and its optimizer."""
     other, fresh = to
     if how == "full":
@@ -119,13 +117,10 @@ def saved_and_loaded(
     else:
         options = StateDictOptions(flatten_optimizer_state_dict=how == "flat")
         moments = get_optimizer_state_dict(model, optimizer, options=options)
-        dcp.save(
-            {"model": get_model_state_dict(model), "optimizer": moments}, checkpoint_id=f"{folder}/{how}"
-        )
-        weights, moments = (
-            get_model_state_dict(other),
-            get_optimizer_state_dict(other, fresh, options=options),
-        )
+        saved = {"model": get_model_state_dict(model), "optimizer": moments}
+        dcp.save(saved, checkpoint_id=f"{folder}/{how}")
+        weights = get_model_state_dict(other)
+        moments = get_optimizer_state_dict(other, fresh, options=options)
         dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{how}")
     set_model_state_dict(other, weights, options=options if how == "full" else None)
     set_optimizer_state_dict(other, fresh, moments, options=options)
@@ -150,7 +145,7 @@ def resume(rank: int, cases: list[Case], folder: str) -> dict[Case, Stages]:
         other = on(layout, network())
         fresh = optimizer_of(other, kind)
         as_accelerate_does(fresh)
-        saved_and_loaded(how, f"{folder}/{layout} {kind}", model, optimizer, (other, fresh))
+        save_and_load(how, f"{folder}/{layout} {kind}", model, optimizer, (other, fresh))
         loaded = state_of(model, optimizer), state_of(other, fresh)
         train(model, optimizer, range(2, 4))
         train(other, fresh, range(2, 4))
@@ -170,15 +165,10 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
     ("ranks", "thorough"),
     [*((ranks, EVERY_HOW) for ranks in LAYOUTS), *(left_out(ranks, LAYOUTS[ranks]) for ranks in (2, 3, 4))],
 )
-def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(
-    tmp_path, ranks: int, thorough: tuple[str, ...]
-) -> None:
+def test_training_resumes_to_the_bit_from_dcps_files(tmp_path, ranks: int, thorough: tuple[str, ...]) -> None:
     """Muon without AdamW goes on as well, whether it knows the cuts from placements or from a config."""
-    cases = [
-        (layout, "pair", how)
-        for layout in LAYOUTS[ranks]
-        for how in (HOWS if layout in thorough else ("flat",))
-    ]
+    hows = {layout: HOWS if layout in thorough else ("flat",) for layout in LAYOUTS[ranks]}
+    cases = [(layout, "pair", how) for layout in hows for how in hows[layout]]
     alone = [("fsdp2", kind, "flat") for kind in ("muon", "config")] if ranks == 2 else []
     for stages in launch(resume, ranks, args=([*cases, *alone], str(tmp_path)), timeout=60):
         for layout, kind, how in cases:

@@ -49,13 +49,8 @@ def trained(
 ) -> list[Tensor]:
     """Parameters after some steps, each of ``micro`` backward passes."""
     model = Branches()
-    both = MuonWithAdamW.from_model(
-        model,
-        lr=0.02,
-        strategy=builder,
-        mesh=world,
-        muon={"tp_dim": None, "overlap_grad_reduce": early},
-    )
+    own = {"tp_dim": None, "overlap_grad_reduce": early}
+    both = MuonWithAdamW.from_model(model, lr=0.02, strategy=builder, mesh=world, muon=own)
     for step in range(STEPS):
         both.zero_grad()
         for number in range(micro):
@@ -157,7 +152,8 @@ def misused(rank: int) -> dict[str, str]:
     told["nan"] = heard(muon.step)
     muon.zero_grad()
     backward()
-    told["scaler"] = heard(lambda: muon.guard.skips_overflow(muon, scaled(muon)))
+    scaler: Any = SimpleNamespace(found_inf=torch.zeros(1), param_groups=muon.param_groups)
+    told["scaler"] = heard(lambda: muon.guard.skips_overflow(muon, scaler))
     told["norm"] = heard(lambda: muon.ready_gradients(1.0))
     told["dropped when readied"] = heard(muon.zero_grad)
     backward()
@@ -167,16 +163,10 @@ def misused(rank: int) -> dict[str, str]:
     return told
 
 
-def scaled(muon: Muon) -> Any:
-    return SimpleNamespace(found_inf=torch.zeros(1), param_groups=muon.param_groups)
-
-
 def test_misuse_is_refused_and_changes_nothing() -> None:
     zero, one = launch(misused, 2)
     for told in (zero, one):
-        assert told["dropped on the way"].startswith(
-            "GradientError: gradients that backward() has begun to send"
-        )
+        assert told["dropped on the way"].startswith("GradientError: gradients that backward() has begun")
         assert told["loaded on the way"].startswith("UsageError: load_state_dict()")
         for name in ("second backward", "second backward in no_sync"):
             assert told[name].startswith("GradientError: a backward() has added to a gradient")

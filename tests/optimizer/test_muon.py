@@ -111,9 +111,8 @@ def test_same_bits_as_torch_for_other_options(options: dict, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_bits_as_torch_for_column_major_parameters(dtype: torch.dtype) -> None:
-    ours, stocks = (
-        [nn.Parameter(normal(shape, 3, dtype).T) for shape in [(40, 12), (12, 40)]] for _ in range(2)
-    )
+    shapes = [(40, 12), (12, 40)]
+    ours, stocks = ([nn.Parameter(normal(shape, 3, dtype).T) for shape in shapes] for _ in range(2))
     assert_steps_alike(range(5), ours, Muon(ours, lr=0.02), stocks, torch.optim.Muon(stocks, lr=0.02))
 
 
@@ -183,9 +182,7 @@ def test_gradients_are_never_written_to(dtype: torch.dtype, nesterov: bool) -> N
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["float", "tensor"])
-def test_state_passes_between_ours_and_the_stock_optimizer(
-    source, target, dtype: torch.dtype, lr: float | Tensor, tmp_path
-) -> None:
+def test_state_passes_between_ours_and_stocks(source, target, dtype: torch.dtype, lr, tmp_path) -> None:
     own = {"ns_coefficients": YOU_JIACHENG} if source is target else {}
     params = matrices(SHAPES[4:9], dtype)
     optimizer = source(params, lr=lr, momentum=0.8, **own)
@@ -283,9 +280,7 @@ def test_load_hooks_see_tensors_and_their_changes_count() -> None:
         loading["state"] = {0: {"momentum_buffer": 2 * loading["state"][0]["momentum_buffer"]}}
 
     muon.register_load_state_dict_pre_hook(double)
-    muon.register_load_state_dict_post_hook(
-        lambda m: seen.append(m.state[params[0]]["momentum_buffer"].clone())
-    )
+    muon.register_load_state_dict_post_hook(lambda m: seen.append(m.state[params[0]]["momentum_buffer"]))
     muon.load_state_dict(state)
     assert torch.equal(seen[0], 2 * state["state"][0]["momentum_buffer"])
 
@@ -301,11 +296,9 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_the_signature_starts_with_torchs() -> None:
-    ours = list(inspect.signature(Muon).parameters.values())
-    stock = list(inspect.signature(torch.optim.Muon).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in ours[: len(stock)]] == [
-        (p.name, p.default, p.kind) for p in stock
-    ]
+    ours, stock = (list(inspect.signature(it).parameters.values()) for it in (Muon, torch.optim.Muon))
+    for our, its in zip(ours, stock, strict=False):
+        assert (our.name, our.default, our.kind) == (its.name, its.default, its.kind)
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(stock) :])
 
 

@@ -215,13 +215,8 @@ WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 def everything(rank: int) -> dict[str, Result]:
     """All cases in one launch; after each, the ranks can go on together."""
-    cases = (
-        *REFUSED,
-        placed_otherwise_on_one_rank,
-        frozen_and_seeded_otherwise,
-        complex_norm,
-        wide_gradients,
-    )
+    others = placed_otherwise_on_one_rank, frozen_and_seeded_otherwise, complex_norm, wide_gradients
+    cases: tuple[Case, ...] = (*REFUSED, *others)
     found = {case.__name__: heard(partial(case, rank)) for case in cases}
     return found | {way.__name__: heard(partial(trained, way, rank)) for way in (*WAYS, *WRONG)}
 
@@ -254,9 +249,7 @@ def test_both_ranks_are_told(results: list[dict[str, Result]], case: Case) -> No
         assert said in text
 
 
-def test_a_gradient_placed_otherwise_on_one_rank_leaves_none_waiting(
-    results: list[dict[str, Result]],
-) -> None:
+def test_a_gradient_placed_otherwise_on_one_rank_is_refused_on_both(results: list[dict[str, Result]]) -> None:
     heard = [of_rank[placed_otherwise_on_one_rank.__name__] for of_rank in results]
     assert [name for name, _, _ in heard] == ["MismatchError", "GradientError"]
     (_, other, _), (_, own, _) = heard
@@ -274,10 +267,7 @@ def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -
 
 @pytest.mark.parametrize(
     ("way", "said"),
-    [
-        (ready_muons_alone, "ready_gradients() of the MuonWithAdamW"),
-        (clip_adamws, "clipping it here would scale it by"),
-    ],
+    [(ready_muons_alone, "ready_gradients() of the MuonWithAdamW"), (clip_adamws, "clipping it here would")],
 )
 def test_half_of_the_pair_is_refused(results: list[dict[str, Result]], way: Callable, said: str) -> None:
     assert all(said in of_rank[way.__name__][1] for of_rank in results)
@@ -303,13 +293,8 @@ def test_gradients_have_the_dtype_that_parameters_ask_for(results: list[dict[str
 
 def test_a_norm_of_unreduced_gradients_is_warned_of() -> None:
     grad = torch.ones(3).as_subclass(UnreducedGradient)
-    for norm in (
-        grad.norm,
-        grad.data.norm,
-        grad.detach().norm,
-        lambda: torch.norm(grad),
-        lambda: torch.linalg.norm(grad),
-    ):
+    by_functions = (lambda: torch.norm(grad), lambda: torch.linalg.norm(grad))
+    for norm in (grad.norm, grad.data.norm, grad.detach().norm, *by_functions):
         with pytest.warns(UserWarning, match="norm of one rank's own gradient"):
             assert float(norm()) == pytest.approx(3**0.5)
 

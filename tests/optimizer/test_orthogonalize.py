@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +23,9 @@ from muon_tutorial.step.single_process import AloneStep
 SIDES = [(6, 10), (16, 8), (12, 12)]
 
 
-def weights() -> list[torch.nn.Parameter]:
+def weights(shapes: Sequence[tuple[int, int]] = SIDES) -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SIDES]
+    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in shapes]
 
 
 def gradient(param: Tensor, step: int) -> Tensor:
@@ -44,20 +44,16 @@ def stepped(muon: Muon, params: list[torch.nn.Parameter], steps: int = 2) -> lis
 def test_a_step_subtracts_what_the_recipe_makes_of_the_momentum(name: str) -> None:
     params = weights()
     before = params[0].detach().clone()
-    stepped(
-        Muon(params, lr=0.1, weight_decay=0.0, momentum=0.0, nesterov=False, orthogonalize=name), params, 1
-    )
+    muon = Muon(params, lr=0.1, weight_decay=0.0, momentum=0.0, nesterov=False, orthogonalize=name)
+    stepped(muon, params, 1)
     update = orthogonalize(gradient(before, 0), RECIPES[name]).float()
     torch.testing.assert_close(params[0].detach(), before - 0.1 * update)
 
 
 def test_stock_is_the_default_to_the_bit_and_groups_may_go_different_ways() -> None:
     params, default, theirs, gram = (weights() for _ in range(4))
-    groups: list[dict[str, Any]] = [
-        {"params": params[:1], "orthogonalize": "stock"},
-        {"params": params[1:], "orthogonalize": "gram"},
-    ]
-    stepped(Muon(groups), params)
+    ways = {"stock": params[:1], "gram": params[1:]}
+    stepped(Muon([{"params": its, "orthogonalize": name} for name, its in ways.items()]), params)
     stepped(Muon(default), default)
     stepped(torch.optim.Muon(theirs), theirs)  # type: ignore[arg-type]
     stepped(Muon(gram, orthogonalize="gram"), gram)
@@ -66,12 +62,8 @@ def test_stock_is_the_default_to_the_bit_and_groups_may_go_different_ways() -> N
     assert not any(map(torch.equal, default, gram))
 
 
-SMALL = [(48, 64)] * 7 + [(64, 64)] * 3 + [(40, 24)]
-
-
 def small_weights() -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SMALL]
+    return weights([(48, 64)] * 7 + [(64, 64)] * 3 + [(40, 24)])
 
 
 @pytest.fixture
@@ -115,12 +107,7 @@ def test_matrices_of_two_dtypes_are_stepped_apart(counted: list[int]) -> None:
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 @pytest.mark.parametrize(
     ("make", "name", "stack"),
-    [
-        (small_weights, "gram", 3),
-        (weights, "minimax", 1),
-        (weights, "minimax_bf16", 1),
-        (weights, "turbo", 1),
-    ],
+    [(small_weights, "gram", 3), *((weights, name, 1) for name in ("minimax", "minimax_bf16", "turbo"))],
 )
 def test_every_strategy_gives_one_process_bits(
     strategy: str, make: Callable[[], list[torch.nn.Parameter]], name: str, stack: int, counted: list[int]
@@ -131,10 +118,8 @@ def test_every_strategy_gives_one_process_bits(
     counted.clear()
     world = LocalWorld(Grid.of(dp=2))
     ranks = [make() for _ in range(2)]
-    muons = [
-        Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize=name)
-        for rank, params in enumerate(ranks)
-    ]
+    own: list[dict[str, Any]] = [{"strategy": strategy, "mesh": world.mesh(rank)} for rank in range(2)]
+    muons = [Muon(params, orthogonalize=name, **its) for params, its in zip(ranks, own, strict=True)]
     for step in range(2):
         for params in ranks:
             for param in params:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, zeropower_via_newtonschulz
 from muon_tutorial.optimizer.other_packages import FORMATS, Package, load_momentum, momentum_for
@@ -53,9 +53,8 @@ class ByFormat(torch.optim.Optimizer):
                     momentum.lerp_(grad, 1 - rate)
                     update = grad.lerp(momentum, rate)
                 rows, columns = param.shape
-                param.add_(
-                    zeropower_via_newtonschulz(update), alpha=-group["lr"] * max(1, rows / columns) ** 0.5
-                )
+                factor = max(1, rows / columns) ** 0.5
+                param.add_(zeropower_via_newtonschulz(update), alpha=-group["lr"] * factor)
 
 
 def keller_jordans(params: Any) -> Any:
@@ -71,9 +70,8 @@ def stance() -> Iterator[None]:
 
 
 def deepspeeds(params: Any) -> Any:
-    ours: Any = pytest.importorskip(
-        "deepspeed.runtime.zero.muon.original_muon", reason="pip install deepspeed"
-    )
+    module = "deepspeed.runtime.zero.muon.original_muon"
+    ours: Any = pytest.importorskip(module, reason="pip install deepspeed")
     torch.compiler.set_stance("force_eager")  # DeepSpeed compiles the update; ``stance`` undoes this
     return ours.SingleDeviceMuon(list(params), **OPTIONS, ns_method="standard")
 
@@ -96,9 +94,8 @@ def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Param
     if package in ("torch", "megatron"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)
     start = build()
-    return all(
-        bool((mine[name] - theirs[name]).norm() < 0.02 * (theirs[name] - start[name]).norm()) for name in mine
-    )
+    moved = {name: (theirs[name] - start[name]).norm() for name in mine}
+    return all(bool((mine[name] - theirs[name]).norm() < 0.02 * moved[name]) for name in mine)
 
 
 @pytest.mark.parametrize("package", THEIRS)
@@ -143,10 +140,8 @@ def test_two_more_steps_after_going_to_another_package_are_ours(package: Package
     assert near(package, mine, theirs)
 
 
-@pytest.mark.parametrize(
-    ("package", "place"), [("muon-optimizer", "step"), ("dion", "step_dev"), ("dion", "")]
-)
-def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, place: str) -> None:
+@pytest.mark.parametrize(("package", "at"), [("muon-optimizer", "step"), ("dion", "step_dev"), ("dion", "")])
+def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, at: str) -> None:
     """dion counts steps in the parameter's state; its earlier versions counted them in the group."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
@@ -157,8 +152,8 @@ def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, p
     for i, name in enumerate(names):
         held = [keys.first, keys.second] if name in rest else [keys.momentum]
         state[i] = {key: torch.rand_like(params[name]) for key in held}
-        if name in rest and place:
-            state[i][place] = torch.tensor(7.0)
+        if name in rest and at:
+            state[i][at] = torch.tensor(7.0)
     groups: list[dict[str, Any]] = [{"params": [0, 1], "step": 7}, {"params": [2, 3], "step": 7}]
     pair = MuonWithAdamW.from_model(model, lr=0.02)
     report = load_momentum(pair, {"state": state, "param_groups": groups}, package, names)
@@ -167,10 +162,10 @@ def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, p
     given = momentum_for(pair, package, names)["state"]
     assert {int(given[i][keys.step]) for i in (0, 1)} == {7}
     for i, entry in state.items():
-        for key in entry.keys() - {place}:
+        for key in entry.keys() - {at}:
             assert torch.allclose(given[i][key], entry[key])
     for where in (*groups, *state.values()):
-        where.pop("step", None), where.pop(place, None)
+        where.pop("step", None), where.pop(at, None)
     with pytest.raises(UsageError, match="does not say how many steps AdamW has taken"):
         load_momentum(pair, {"state": state, "param_groups": groups}, package, names)
 
@@ -179,19 +174,16 @@ def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> No
     """In Keller Jordan's distributed class, a rank keeps momentum only of matrices that it orthogonalizes."""
     whole = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     groups = [{"params": [0, 1, 2]}]
-    files = [
-        {"state": {i: {"momentum_buffer": whole[name]}}, "param_groups": groups}
-        for i, name in enumerate(SHAPES)
-    ]
+    states = [{i: {"momentum_buffer": whole[name]}} for i, name in enumerate(SHAPES)]
+    files = [{"state": state, "param_groups": groups} for state in states]
     world = LocalWorld(Grid.of(dp=2))
     muons = [Muon(build().items(), strategy="zero1", mesh=world.mesh(rank), **OPTIONS) for rank in range(2)]
     for muon in muons:
         load_momentum(muon, files, "muon-optimizer", list(SHAPES))
         with pytest.raises(UsageError, match="each rank keeps a slice of its momentum"):
             momentum_for(muon, "torch")
-    kept = sum(
-        int(entry["momentum_buffer"].count_nonzero()) for muon in muons for entry in muon.state.values()
-    )
+    entries = [entry for muon in muons for entry in muon.state.values()]
+    kept = sum(int(entry["momentum_buffer"].count_nonzero()) for entry in entries)
     assert kept == sum(it.numel() for it in whole.values())
 
 
@@ -205,9 +197,7 @@ def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> No
         ({"exp_avg": torch.ones(12, 12), "exp_avg_sq": torch.ones(12, 12)}, ["o.weight"], "is AdamW's"),
     ],
 )
-def test_what_cannot_be_mapped_is_refused_and_changes_nothing(
-    state: dict[str, Tensor], names: list[str] | None, message: str
-) -> None:
+def test_what_cannot_be_mapped_is_refused(state: Any, names: list[str] | None, message: str) -> None:
     muon = Muon(build().items(), **OPTIONS)
     before = dict(muon.state)
     with pytest.raises(UsageError, match=message):

@@ -61,16 +61,15 @@ def test_schedulers_that_cycle_momentum_move_adamws_first_beta_too(name: str) ->
 
 
 def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
-    both = MuonWithAdamW.from_model(
-        network(), lr=3e-4, muon={"weight_decay": 0.0}, adamw={"betas": (0.9, 0.95)}
-    )
+    own: dict[str, Any] = {"muon": {"weight_decay": 0.0}, "adamw": {"betas": (0.9, 0.95)}}
+    both = MuonWithAdamW.from_model(network(), lr=3e-4, **own)
     assert [group["lr"] for group in both.param_groups] == [3e-4, 3e-4]
     assert both.muon.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
     assert both.muon.param_groups[0]["weight_decay"] == 0
     assert both.adamw.param_groups[0]["betas"] == (0.9, 0.95)
-    own = MuonWithAdamW.from_model(network(), lr=0.02, adamw_lr=3e-4)
-    assert own.defaults["lr"] == 0.02  # which some schedulers ask for
-    assert own.muon.param_groups[0]["adjust_lr_fn"] is None
+    two = MuonWithAdamW.from_model(network(), lr=0.02, adamw_lr=3e-4)
+    assert two.defaults["lr"] == 0.02  # which some schedulers ask for
+    assert two.muon.param_groups[0]["adjust_lr_fn"] is None
 
 
 def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:

@@ -78,10 +78,7 @@ def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: 
         ('{"machine": "m", "shapes": [7]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 1}]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": "a", "columns": 2, "seconds": {}}]}', "is not a calibration"),
-        (
-            '{"machine": "m", "shapes": [{"rows": 2, "columns": 2, "seconds": ["stock"]}]}',
-            "is not a calibration",
-        ),
+        ('{"machine": "m", "shapes": [{"rows": 2, "columns": 2, "seconds": ["a"]}]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"fast": 1}}]}', "does not fit"),
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"gram": 0}}]}', "does not fit"),
     ],

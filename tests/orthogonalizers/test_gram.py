@@ -1,4 +1,4 @@
-"""The Gram form in shards: any scale, number of steps and degree, and its refusals."""
+"""The Gram form in shards: any scale, number of steps and degree. ``step/test_gram`` has its refusals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial.errors import UsageError
-from muon_tutorial.newton_schulz import KELLER_JORDAN, POLAR_EXPRESS, zeropower_via_newtonschulz
-from muon_tutorial.orthogonalizers.gram import (
-    gram_recipe,
-    orthogonalize_shard,
-    packed_gram,
-)
+from muon_tutorial.newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.gram import gram_recipe, orthogonalize_shard, packed_gram
 from muon_tutorial.orthogonalizers.named import RECIPES, SAFE_POLAR_EXPRESS
 from muon_tutorial.orthogonalizers.recipe import Recipe
 from muon_tutorial.orthogonalizers.workspace import Workspace
@@ -58,23 +53,14 @@ def test_polynomials_of_degree_3_need_no_square() -> None:
     """The classical iteration (3X − X³)/2, as triples."""
     G = gaussian(20, 60)
     triples = {"ns_coefficients": (1.5, -0.5, 0.0), "ns_steps": 12}
-    mine, stock = (
-        in_shards(G, 1, (30, 30), gram_recipe(triples)),
-        zeropower_via_newtonschulz(G, 12, (1.5, -0.5, 0.0)),
-    )
+    mine = in_shards(G, 1, (30, 30), gram_recipe(triples))
+    stock = zeropower_via_newtonschulz(G, 12, (1.5, -0.5, 0.0))
     assert (mine.float() - stock.float()).norm() <= 0.02 * stock.float().norm()
 
 
-def test_a_groups_coefficients_are_taken_and_what_could_explode_or_has_no_gram_form_is_refused() -> None:
+def test_a_groups_coefficients_are_taken() -> None:
     assert gram_recipe(STOCK).coefficients == (KELLER_JORDAN,) * 5
     assert gram_recipe({**STOCK, "ns_steps": 3}).coefficients == (KELLER_JORDAN,) * 3
     assert gram_recipe({**STOCK, "orthogonalize": "minimax"}) is RECIPES["minimax"]
-    for name in ("float32", "turbo", "minimax_bf16"):
-        with pytest.raises(
-            UsageError, match=r"orthogonalize must be 'stock' .* or one of gram, minimax, three_steps; got"
-        ):
-            gram_recipe({**STOCK, "orthogonalize": name})
-    with pytest.raises(UsageError, match="ns_coefficients: its polynomials map a singular value"):
-        gram_recipe({**STOCK, "ns_coefficients": POLAR_EXPRESS})
     safe = {**STOCK, "ns_coefficients": SAFE_POLAR_EXPRESS}
     assert gram_recipe(safe).coefficients == SAFE_POLAR_EXPRESS

@@ -16,12 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from muon_tutorial import KELLER_JORDAN, UsageError
 from muon_tutorial.orthogonalizers import iterate
-from muon_tutorial.orthogonalizers.iterate import (
-    RUN_BYTES,
-    _iterate_rounding,
-    orthogonalize,
-    run_length,
-)
+from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, _iterate_rounding, orthogonalize, run_length
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
 from muon_tutorial.orthogonalizers.products import (
     full_float32,
@@ -317,17 +312,13 @@ def test_a_default_device_and_dtype_change_nothing() -> None:
 @pytest.mark.parametrize(
     "known", [{"cpu_name": "Intel(R) Xeon(R)"}, {"cpu_name": "AMD EPYC", "amx_tile": True}, {}], ids=str
 )
-def test_onednn_is_asked_on_amds_cpus_without_amx_alone(
-    known: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onednn_is_for_amd_without_amx(known: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert not onednn_is_faster.__wrapped__()
 
 
 @pytest.mark.parametrize(("dtype", "asked"), [(torch.float64, True), (torch.bfloat16, False)], ids=str)
-def test_onednn_is_not_asked_where_it_rounds_to_bf16(
-    dtype: torch.dtype, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onednn_must_keep_fp32(dtype: torch.dtype, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "AMD EPYC"}, raising=False)
     multiplied = torch.mm
     monkeypatch.setattr(torch, "mm", lambda A, B: multiplied(A.to(dtype), B.to(dtype)).float())

@@ -7,28 +7,17 @@ import math
 import pytest
 import torch
 
-from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
+from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon
 from muon_tutorial.errors import GradientError, MismatchError
 
-from ..configs.functions import config
-from ..configs.setups import error_of
-from ..oracle import (
-    UNEVEN,
-    assert_own_parts,
-    seated,
-    whole_gradients,
-    whole_matrices,
-)
+from ..oracle import UNEVEN, assert_own_parts, seated, whole_gradients, whole_matrices
 
 GRID = Grid.of(dp=2, tp=2)
 
 
 @pytest.mark.parametrize(
     ("strategy", "value"),
-    [
-        *((name, math.nan) for name in sorted(STRATEGIES)),
-        *(("zero1", each) for each in (math.inf, -math.inf)),
-    ],
+    [*((name, math.nan) for name in sorted(STRATEGIES)), ("zero1", math.inf), ("zero1", -math.inf)],
 )
 def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: float) -> None:
     ranks = seated(GRID, strategy)
@@ -44,9 +33,7 @@ def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: fl
 
 @pytest.mark.parametrize("index", [0, 4])
 @pytest.mark.parametrize("strategy", ["gram", "layerwise", "zero1"])
-def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_groups_counts_as_zero(
-    strategy: str, index: int
-) -> None:
+def test_a_tp_group_lacks_a_gradient_as_a_whole_or_is_refused(strategy: str, index: int) -> None:
     ranks = seated(GRID, strategy)
     ranks.give(next(whole_gradients(UNEVEN)))
     ranks.params[3][index].grad = None
@@ -62,14 +49,10 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-@pytest.mark.parametrize(
-    ("dtype", "value"), [(torch.float16, 3e4), (torch.bfloat16, 2e38), (torch.float32, 2e38)]
-)
-def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing(
-    dtype: torch.dtype, value: float, max_norm: float | None
-) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_an_overflow_in_the_sum_is_refused(dtype: torch.dtype, max_norm: float | None) -> None:
     """Each rank's gradients are finite, but zero1's sum would be infinite, and leave NaN in the weights."""
-    grid = Grid.of(dp=4)
+    grid, value = Grid.of(dp=4), 3e4 if dtype == torch.float16 else 2e38
     world = LocalWorld(grid)
     params = [torch.nn.Parameter(torch.eye(4, 6, dtype=dtype)) for _ in grid.ranks]
     muons = [Muon([("up", p)], strategy="zero1", mesh=world.mesh(r)) for r, p in enumerate(params)]
@@ -107,35 +90,12 @@ OTHERS = {
     ("key", "strategy"),
     [*((key, "zero1") for key in OTHERS), *(("lr", name) for name in sorted(set(STRATEGIES) - {"zero1"}))],
 )
-def test_a_hyperparameter_that_one_rank_has_otherwise_is_named_and_nothing_changes(
-    key: str, strategy: str
-) -> None:
+def test_another_hyperparameter_on_one_rank_is_named_and_nothing_changes(key: str, strategy: str) -> None:
     ranks = seated(GRID, strategy)
     ranks.give(next(whole_gradients(UNEVEN)))
     ranks.muons[3].param_groups[0][key] = OTHERS[key]
-    with pytest.raises(
-        MismatchError, match=rf"ranks would step differently: {key} \(.*\) is not the same on all 4"
-    ):
+    said = rf"ranks would step differently: {key} \(.*\) is not the same on all 4"
+    with pytest.raises(MismatchError, match=said):
         ranks.step()
     assert_own_parts(ranks.params, whole_matrices(UNEVEN), UNEVEN, GRID)
     assert not any(state["momentum_buffer"].any() for muon in ranks.muons for state in muon.state.values())
-
-
-def with_its_own_learning_rate(rank: int) -> str:
-    """A real rank's error under a config if rank 1 has another learning rate."""
-    model = torch.nn.Linear(4, 4)
-    both = MuonWithAdamW(
-        Muon([model.weight], distributed_config=config(False)), torch.optim.AdamW([model.bias])
-    )
-    both.muon.param_groups[0]["lr"] += 0.1 * rank
-    before = model.weight.detach().clone()
-    model(torch.ones(2, 4)).sum().backward()
-    kind, said = error_of(both.step)
-    assert kind == "MismatchError"
-    assert torch.equal(before, model.weight)
-    return said
-
-
-def test_ranks_under_a_config_hear_of_another_learning_rate() -> None:
-    for said in launch(with_its_own_learning_rate, 2):
-        assert "ranks would step differently: lr (" in said

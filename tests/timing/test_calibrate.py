@@ -13,7 +13,7 @@ import pytest
 
 from muon_tutorial import Grid, LocalWorld, Matrix, UsageError, launch
 from muon_tutorial.cli import main
-from muon_tutorial.engine.collective import Collective, Kind, Walk
+from muon_tutorial.engine.collective import Kind
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.timing import calibrate as calibration
 from muon_tutorial.timing.calibrate import (
@@ -34,6 +34,8 @@ from muon_tutorial.timing.calibrate import (
 )
 from muon_tutorial.timing.machine import Link, Machine, find_machine
 from muon_tutorial.timing.step_cost import STRATEGIES, estimate
+
+from ..worlds.requests import one
 
 SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
 BYTE, MESSAGE, LATENCY, TURN = 1e-9, 2e-5, 1e-4, 3e-5
@@ -67,19 +69,16 @@ def test_where_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> N
 
 def test_a_collective_takes_from_the_last_question_to_the_last_answer() -> None:
     busy = GlooTraffic(100, 1, 1)
-    early, late = (
-        RankSample(busy, 200, (0.0, 10.0), (4.0, 13.0)),
-        RankSample(busy, 100, (2.0, 10.5), (3.0, 14.5)),
-    )
+    early = RankSample(busy, 200, (0.0, 10.0), (4.0, 13.0))
+    late = RankSample(busy, 100, (2.0, 10.5), (3.0, 14.5))
     assert GlooSample.of((early, late)) == GlooSample((busy, busy), 200, 3.0)
 
 
 def test_rates_are_the_median_of_the_cores() -> None:
-    cores = [
-        ComputeRates({"float32": ((16.0, rate),)}, ((4096.0, 10 * rate),), rate / 100)
-        for rate in (1.0, 2.0, 9.0)
-    ]
-    assert median_over_cores(cores) == ComputeRates({"float32": ((16.0, 2.0),)}, ((4096.0, 20.0),), 0.02)
+    def core(rate: float) -> ComputeRates:
+        return ComputeRates({"float32": ((16.0, rate),)}, ((4096.0, 10 * rate),), rate / 100)
+
+    assert median_over_cores([core(1.0), core(2.0), core(9.0)]) == core(2.0)
 
 
 def test_two_machines_are_averaged_number_by_number() -> None:
@@ -98,19 +97,15 @@ def machine(unit: float) -> Machine:
 
 def test_ranks_stop_together_where_time_is_up() -> None:
     """One rank's time runs out long before the other's."""
-    assert launch(sample_until, 2, args=((math.inf, 0.0),)) == [0, 0]
-
-
-def sample_until(rank: int, ends: tuple[float, ...]) -> int:
-    return len(sample_gloo(rank, ends[rank]))
+    ends = (math.inf, 0.0)
+    assert launch(lambda rank: len(sample_gloo(rank, ends[rank])), 2) == [0, 0]
 
 
 def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time runs out before anything is measured, as on a very slow machine."""
     monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0))
-    with pytest.raises(
-        UsageError, match=r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"
-    ):
+    said = r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"
+    with pytest.raises(UsageError, match=said):
         calibrate(limit=0.01)
 
 
@@ -139,14 +134,10 @@ def test_collectives_are_such_as_ranks_can_ask_for(kind: Kind) -> None:
     """``LocalWorld`` refuses requests whose sizes do not fit."""
     grid = Grid.of(dp=4)
     requests = [gloo_request(kind, grid.at(rank), 4096) for rank in grid.ranks]
-    answers = LocalWorld(grid).run([ask(request) for request in requests])
+    answers = LocalWorld(grid).run([one(request) for request in requests])
     assert [answer.numel() for answer in answers] == [request.receive for request in requests]
     if kind == "all_to_all":
         assert all(request.sends and request.sends[rank] == 0 for rank, request in enumerate(requests))
-
-
-def ask(request: Collective) -> Walk:
-    return (yield request)
 
 
 def rough_rates(rank: int) -> calibration.ComputeRates:
@@ -167,14 +158,12 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
     out = tmp_path / "machine.json"
     assert main(["calibrate", "--out", str(out)]) == 0
     machine = find_machine(str(out))
-    assert machine.cores == (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
+    has_affinity = hasattr(os, "sched_getaffinity")
+    assert machine.cores == (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count())
     assert machine.byte > 0
     assert machine.operation > 0
-    assert (
-        estimate("zero1", STRATEGIES["zero1"], [Matrix(0, "w", (16, 16))], Grid.of(dp=2), machine).seconds > 0
-    )
+    matrices = [Matrix(0, "w", (16, 16))]
+    assert estimate("zero1", STRATEGIES["zero1"], matrices, Grid.of(dp=2), machine).seconds > 0
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
     monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # the folder is refused first
     capsys.readouterr()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,14 @@ MACHINE = Machine(
 )
 
 
+def refused_in_one_line(kind: type[Exception], act: Callable[[], object]) -> str:
+    """Assert that an error of this kind is raised, with one line; returns the line."""
+    with pytest.raises(kind) as raised:
+        act()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
 def test_a_machine_survives_its_file(tmp_path: Path) -> None:
     MACHINE.write(tmp_path / "machine.json")
     assert read_machine(tmp_path / "machine.json") == MACHINE
@@ -43,9 +53,8 @@ def test_rates_lie_on_a_line_between_sizes_and_stay_beyond() -> None:
     def seconds(side: int) -> float:
         return MACHINE.gemm_seconds(torch.float32, (side, side, side))
 
-    assert [2 * side**3 / seconds(side) / 1e9 for side in (1, 64, 128, 256, 999)] == pytest.approx(
-        [1, 1, 2, 4, 4]
-    )
+    rates = [2 * side**3 / seconds(side) / 1e9 for side in (1, 64, 128, 256, 999)]
+    assert rates == pytest.approx([1, 1, 2, 4, 4])
     assert MACHINE.gemm_seconds(torch.float16, (64, 64, 64), 3) == pytest.approx(3 * seconds(64))
     assert MACHINE.gemm_seconds(torch.float32, (0, 64, 64)) == MACHINE.copy_seconds(0) == 0
 
@@ -102,10 +111,7 @@ def test_a_bad_number_is_named_on_one_line(wrong: str, tmp_path: Path) -> None:
     change, says = WRONG[wrong]
     MACHINE.write(path := tmp_path / "machine.json")
     path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UsageError) as caught:
-        read_machine(path)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert says in refused_in_one_line(UsageError, lambda: read_machine(path))
 
 
 def test_the_limited_loopbacks_burst_is_that_of_its_script() -> None:
@@ -125,6 +131,4 @@ def test_only_plain_files_of_a_sane_size_are_read(read: Any, tmp_path: Path) -> 
     refused |= {Path("/dev/full"): "not a plain file", Path("/dev/zero"): "not a plain"}
     refused |= {tmp_path / "none.json": "cannot be read: No such file"}
     for path, said in refused.items():
-        with pytest.raises(UsageError, match=said) as raised:
-            read(path)
-        assert "\n" not in str(raised.value)
+        assert said in refused_in_one_line(UsageError, partial(read, path))

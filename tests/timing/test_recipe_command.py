@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -52,10 +53,8 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert complaint.count("\n") == 1
 
 
-def test_what_is_not_kept_is_not_said_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = Calibration("a machine")
-    monkeypatch.setattr("muon_tutorial.timing.recipe_command.kept_calibration", lambda *asked: found)
-    assert main(["recipes", "--shapes", "8x16", "--folder", str(tmp_path)]) == 0
+def test_what_is_not_kept_is_not_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "muon_tutorial.timing.recipe_command.kept_calibration"
+    with patch(kept, return_value=Calibration("a machine")):
+        assert main(["recipes", "--shapes", "8x16", "--folder", str(tmp_path)]) == 0
     assert "a machine; not kept in " in capsys.readouterr().out.replace("\n", "")

@@ -224,9 +224,7 @@ def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
             yield exchange(sends, sends)
         yield IDLE
 
-    with pytest.raises(
-        DeadlockError, match=r"rank 0 requested all_to_all .*, but others of its group did not"
-    ):
+    with pytest.raises(DeadlockError, match=r"rank 0 requested all_to_all .*, but others of its group"):
         run(program, GLOO, Grid.of(dp=3))
 
 
@@ -286,9 +284,8 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     ran = walk_ranks(plan, machine, window)
     for rank in grid.ranks:
         own = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
-        assert sorted(flight.asked[rank] for flight in ran.flights if rank in flight.group) == sorted(
-            map(str, own)
-        )
+        seen = [flight.asked[rank] for flight in ran.flights if rank in flight.group]
+        assert sorted(seen) == sorted(map(str, own))
         spent = sum(ran.total(doing, rank) for doing in ("product", "copy", "wait"))
         assert spent == pytest.approx(ran.ends[rank])
         spans = [span for span in ran.spans if span.rank == rank]

@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 from muon_tutorial import build_mesh, launch
 from muon_tutorial.training.gpt import GPTShape, build_gpt, next_byte_loss, parallelize
 
+from ..oracle import whole
+
 SHAPE = GPTShape(layers=2, width=16, heads=4, context=12)
 TOKENS = torch.arange(24).view(2, 12) * 7 % 256
 CUT = ("attention.q", "attention.k", "attention.v", "attention.o", "mlp.up", "mlp.down")
@@ -42,12 +44,8 @@ def gradients_when_cut(rank: int) -> dict[str, tuple[torch.Tensor, bool]]:
     model = build_gpt(SHAPE, seed=0)
     parallelize(model, build_mesh({"dp": 1, "tp": 2})["tp"])
     next_byte_loss(model, TOKENS[:, :-1], TOKENS[:, 1:]).backward()
-    return {name: (whole(param.grad), isinstance(param, DTensor)) for name, param in model.named_parameters()}
-
-
-def whole(grad: torch.Tensor | None) -> torch.Tensor:
-    assert grad is not None
-    return grad.full_tensor() if isinstance(grad, DTensor) else grad
+    named = model.named_parameters()
+    return {name: (whole(it.grad), isinstance(it, DTensor)) for name, it in named}  # type: ignore[arg-type]
 
 
 def test_cutting_the_model_changes_no_gradient() -> None:

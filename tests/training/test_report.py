@@ -87,9 +87,8 @@ def test_an_audit_that_finds_no_muon_fails_the_check_in_red() -> None:
     (row,) = [it for it in console.file.getvalue().splitlines() if "audit" in it]  # type: ignore[attr-defined]
     assert "\x1b[31m" in row
     assert line in row
-    assert "\x1b[31m" not in printed(
-        summary_table(replace(RESULT, check=replace(verdict, is_muon=True)), None)
-    )
+    good = replace(RESULT, check=replace(verdict, is_muon=True))
+    assert "\x1b[31m" not in printed(summary_table(good, None))
 
 
 def test_the_result_is_plain_data_without_the_steps() -> None:

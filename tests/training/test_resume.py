@@ -28,12 +28,8 @@ SETTINGS = TrainSettings(dp=2, tp=1, layers=1, width=16, heads=2, context=16, ba
 TINY = ("layers", "width", "heads", "context", "batch", "steps")
 
 
-def drop(record: StepRecord) -> None:
-    """Ignore a step's record."""
-
-
 def run(settings: TrainSettings, saving: Saving) -> list[RunResult | StoppedRun]:
-    return launch(train_rank, settings.world_size, args=(settings, drop, saving))
+    return launch(train_rank, settings.world_size, args=(settings, lambda record: None, saving))
 
 
 def losses(result: RunResult | StoppedRun) -> list[float]:
@@ -158,18 +154,9 @@ def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Names
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    options = {
-        **asdict(SETTINGS),
-        "out": tmp_path / "run",
-        "resume": None,
-        "save_every": None,
-        "given": set(),
-        "agents": ["7_a", "7_b"],
-        "acts": {},
-        "max_seconds": None,
-        "hold": lambda held: None,
-    }
-    return argparse.Namespace(**options)
+    own = {"out": tmp_path / "run", "given": set(), "agents": ["7_a", "7_b"], "acts": {}}
+    unset = dict.fromkeys(("resume", "save_every", "max_seconds"))
+    return argparse.Namespace(**asdict(SETTINGS), **own, **unset, hold=lambda held: None)
 
 
 @pytest.mark.parametrize("names", [None, "7_a", [], ["none", "7_c"], [["7_a"], 7]])
@@ -179,9 +166,7 @@ def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, na
         cli._place_run_under_torchrun(restarted, 2)
 
 
-def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
-    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_job_leaves_the_old_run(restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only restarted ranks may recognize their run by the job's id alone, because all agents may be new."""
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
@@ -191,9 +176,7 @@ def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
     assert cli._place_run_under_torchrun(restarted, 2)[1] == own
 
 
-def test_ranks_go_on_while_their_job_keeps_one_agent_from_each_restart_to_the_next(
-    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_kept_agent_names_the_job(restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job has one node, then two, then only the second one, then two. No agent has counted a restart."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -208,9 +191,7 @@ def test_ranks_go_on_while_their_job_keeps_one_agent_from_each_restart_to_the_ne
         cli._place_run_under_torchrun(restarted, 1)
 
 
-def test_restarted_ranks_go_on_with_their_own_run_unless_it_is_complete(
-    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarted_ranks_end_the_run(restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7_a"]})
     monkeypatch.setattr(Saving, "whole_step", lambda saving, say: SETTINGS.steps)
     assert cli._place_run_under_torchrun(restarted, 2) == (SETTINGS, own, Saving(own.path, begin=5))
@@ -233,9 +214,7 @@ def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
     assert capsys.readouterr().err.splitlines() == [cli.NOT_FOUND_AGAIN]
 
 
-def test_a_job_on_several_machines_needs_no_more_gpus_here_than_its_ranks_here_have(
-    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_ranks_here_need_a_gpu(restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """``join_torchrun`` has found the GPU of this rank."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     restarted.backend = "nccl"
@@ -249,9 +228,7 @@ def test_a_damaged_number_of_steps_to_save_after_is_one_clear_line(tmp_path: Pat
     assert resume.saving_of(RunFolder(tmp_path), {}, None, print) == Saving(tmp_path)
 
 
-def test_a_run_goes_on_from_another_folder_with_the_text_that_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_given_text_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = asdict(replace(SETTINGS, text="a.txt"))
     options = {**asdict(SETTINGS), "text": str(tmp_path / "a.txt")}
@@ -267,9 +244,7 @@ def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
         assert not saving.stop_file.exists()
 
 
-def test_a_run_goes_on_from_the_older_checkpoint_when_the_newest_is_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_goes_on_from_an_older_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = [f"--{name}={value}" for name, value in asdict(SETTINGS).items() if name in TINY]
     folder = tmp_path / "run"
     assert cli.main(["train", *options, "--dp=1", "--tp=1", "--save-every=2", f"--out={folder}"]) == 0

@@ -26,9 +26,7 @@ def test_the_standard_library_is_a_text_of_a_few_megabytes(library: Text) -> Non
     assert library.sha256 == load_text(None, context=128).sha256
 
 
-def test_a_text_is_cut_at_the_limit_even_inside_a_character_and_then_hashed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_cut_at_the_limit_then_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TEXT_LIMIT", 1001)
     data = ("é" * 1000).encode()
     (tmp_path / "a.txt").write_bytes(data)

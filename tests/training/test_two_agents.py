@@ -61,9 +61,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
         yield Agents(tmp_path, free_port(), ended)
 
 
-def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
-    agents: Agents, tmp_path: Path
-) -> None:
+def test_a_job_that_loses_a_rank_ends_with_the_undisturbed_bits(agents: Agents, tmp_path: Path) -> None:
     """One agent restarts its dead rank; the other only follows, and does not count this as a restart.
 
     Restarted ranks find their run by their agents' names, and one of them prints the result, once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +112,11 @@ def asks(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> l
     made = [Ask(kind, size, dtype) for dtype in dtypes for kind in KINDS[:-1] for size in (4, 1, 0)]
     split = [(splits, None) for splits in SPLITS.values()] + list(STARTS.values())
     return made + [Ask("all_to_all", 0, dtype, *one) for dtype in dtypes for one in split]
+
+
+def one(turn: Any) -> Walk:
+    """Yield one turn, and return its answer."""
+    return (yield turn)
 
 
 def one_by_one(position: int, asked: list[Ask]) -> Walk:

@@ -6,7 +6,6 @@ import re
 import threading
 import warnings
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch
-from muon_tutorial.engine.collective import Collective, Label, Start, Walk
+from muon_tutorial.engine.collective import Collective, Label, Start
 from muon_tutorial.errors import GridError, RequestError, UsageError
 from muon_tutorial.launching.timeouts import group_timeout
 
-from .requests import PARTS, PROGRAMS, asks
+from .requests import PARTS, PROGRAMS, asks, one
 
 DP3, DP2_TP2 = Grid.of(dp=3), Grid.of(dp=2, tp=2)
 AXES = (("dp",), ("tp",), ("dp", "tp"))
@@ -64,10 +63,6 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
     return {name: world.run(program(rank, asked)) for name, program in PROGRAMS.items()}, step_once(world)
 
 
-def one(turn: Any) -> Walk:
-    return (yield turn)
-
-
 def step_once(world: LiveWorld) -> list[Tensor]:
     """A whole step under ``zero1``, with every warning as an error."""
     weights = [torch.nn.Parameter(torch.eye(3, 4)) for _ in range(3)]
@@ -94,17 +89,13 @@ def on_one_of_four(rank: int) -> list[Tensor]:
 def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
     """A request for all ranks' numbers, in order of position over the axes."""
     parts = DP2_TP2.at(rank).size(*axes)
-    return Collective(
-        "all_gather", axes, torch.float32, torch.tensor([float(rank)]), parts, Label("who is there")
-    )
+    mine = torch.tensor([float(rank)])
+    return Collective("all_gather", axes, mine.dtype, mine, parts, Label("who is there"))
 
 
 @pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
-def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
-    debug: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, their
-    places on the mesh, and which meshes are refused."""
+def test_three_ranks_answer_and_step_as_one_process_does(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks also check the timeouts of all groups, their own places, and which meshes are refused."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
     asked, found = asks(), launch(on_one_of_three, PARTS, timeout=ASKED_OF_LAUNCH)
     for name, program in PROGRAMS.items():
@@ -124,10 +115,8 @@ def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
     worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
     own = torch.full((3,), -1.0)
     sent = dist.isend(own, group_dst=1, group=group, tag=1) if rank == 0 else None
-    answers = [
-        worlds[0].run(one(exchange(rank, ("dp",), 10.0))),
-        worlds[1].run(one(exchange(rank, ("dp", "tp"), 20.0))),
-    ]
+    requests = exchange(rank, ("dp",), 10.0), exchange(rank, ("dp", "tp"), 20.0)
+    answers = [world.run(one(request)) for world, request in zip(worlds, requests, strict=True)]
     if rank == 1:
         dist.recv(own := torch.zeros(3), group_src=0, group=group, tag=1)
     elif sent is not None:
@@ -161,9 +150,7 @@ def threads_beside_a_followed_exchange(rank: int) -> tuple[list[str], list[str]]
     return told, waited_for
 
 
-def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_followed_exchange_tells_its_end_and_holds_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
     for told, waited_for in launch(threads_beside_a_followed_exchange, 2):
         assert sorted(told) == ["answered", "done", "issued", "waiting"]

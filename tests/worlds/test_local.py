@@ -108,6 +108,7 @@ def broadcast(root: int, send: torch.Tensor | None) -> Collective:
 
 
 SPLIT = Collective("all_to_all", ("dp",), torch.float32, torch.ones(3), 3, SUM, None, (1, 2), (1, 2))
+SHORT_SPLIT = replace(SPLIT, send=torch.ones(1), receive=1, sends=(1,), receives=(1,))
 OTHERS: dict[str, tuple[Collective, Collective]] = {
     "kind": (add(), broadcast(0, None)),
     "size": (add(), add(size=3)),
@@ -115,6 +116,7 @@ OTHERS: dict[str, tuple[Collective, Collective]] = {
     "label": (add(subject="bucket 0"), add(subject="bucket 1")),
     "root": (broadcast(0, torch.ones(2)), broadcast(1, torch.ones(2))),
     "splits": (SPLIT, SPLIT),
+    "splits of one": (SHORT_SPLIT, SHORT_SPLIT),  # they must name every position
 }
 
 
@@ -133,9 +135,7 @@ def test_a_request_says_what_it_asks_for() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", ["receive", "send", "nothing to send"])
-def test_sizes_that_do_not_fit_the_kind_are_refused_though_all_ranks_ask_alike(
-    kind: Kind, change: str
-) -> None:
+def test_wrong_sizes_are_refused_though_all_ranks_ask_alike(kind: Kind, change: str) -> None:
     wrong = []
     for request in (Ask(kind, 4).request(rank) for rank in DP3.ranks):
         more = 0 if request.send is None or change == "nothing to send" else request.send.numel() + 1
@@ -154,18 +154,9 @@ def test_only_the_root_has_something_to_send(kind: Kind) -> None:
         LocalWorld(DP3).run([program(root) for _ in DP3.ranks])
 
 
-def test_splits_must_name_every_position() -> None:
-    short = replace(SPLIT, send=torch.ones(1), receive=1, sends=(1,), receives=(1,))
-    with pytest.raises(MismatchError, match="rank 1 asks all_to_all"):
-        LocalWorld(Grid.of(dp=2)).run([program(short), program(short)])
-
-
 @pytest.mark.parametrize(
     ("send", "said"),
-    [
-        (torch.ones(2, dtype=torch.bfloat16), r"shape \(2,\) and torch.bfloat16"),
-        (torch.ones(1, 2), r"\(1, 2\)"),
-    ],
+    [(torch.ones(2).bfloat16(), r"shape \(2,\) and torch.bfloat16"), (torch.ones(1, 2), r"\(1, 2\)")],
     ids=["dtype", "shape"],
 )
 def test_what_is_sent_must_be_flat_and_of_the_stated_dtype(send: torch.Tensor, said: str) -> None:
@@ -194,16 +185,12 @@ def test_a_deadlock_names_what_each_rank_waits_for() -> None:
 
 
 def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
-    with pytest.raises(
-        DeadlockError, match=r"rank 0 \(dp=0\) waits for all_reduce.*\n  rank 1 .* has ended$"
-    ):
+    with pytest.raises(DeadlockError, match=r"rank 0 .* waits for all_reduce.*\n  rank 1 .* has ended$"):
         LocalWorld(Grid.of(dp=2)).run([program(add()), program()])
 
 
 def test_a_request_that_nobody_answers_is_told_though_nobody_waits_for_it() -> None:
-    with pytest.raises(
-        DeadlockError, match=r"rank 0 \(dp=0\) has ended without all_reduce over dp.* sum of a"
-    ):
+    with pytest.raises(DeadlockError, match=r"rank 0 .* has ended without all_reduce over dp.* sum of a"):
         LocalWorld(Grid.of(dp=2)).run([program(Start(add(subject="a")), Start(add(subject="b"))), program()])
 
 

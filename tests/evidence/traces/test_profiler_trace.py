@@ -28,9 +28,7 @@ pieces = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
 @given(pieces, pieces)
-def test_intervals_agree_with_sets_of_instants(
-    left: list[tuple[int, int]], right: list[tuple[int, int]]
-) -> None:
+def test_intervals_are_sets_of_instants(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
     here, there = union(left), union(right)
     instants = {t for begin, end in left for t in range(begin, end)}
     others = {t for begin, end in right for t in range(begin, end)}
@@ -45,13 +43,8 @@ def test_a_collective_that_appears_four_times_is_counted_once() -> None:
     assert sum(row.count for row in claimed) == 4
     assert sum(row.total for row in claimed) == 20_300_000
     (once,) = sum_collectives(trace)
-    assert (once.kind, once.group, once.dtype, once.sent, once.received) == (
-        "all_gather",
-        2,
-        "BFloat16",
-        500_000,
-        1_000_000,
-    )
+    assert (once.kind, once.group, once.dtype) == ("all_gather", 2, "BFloat16")
+    assert (once.sent, once.received) == (500_000, 1_000_000)
     assert (once.count, once.total) == (1, 10 * MS)
 
 
@@ -96,9 +89,7 @@ def test_gloo_collectives_are_their_backends_events_and_compute_is_the_other_thr
         ("cpu_op", "aten::mm", 4, 5),
         ("user_annotation", "gloo:send", 9, 5),
     ]
-    trace = parse_trace(
-        [traps.event(sort, name, begin, 2.5, 5, thread) for sort, name, begin, thread in rows]
-    )
+    trace = parse_trace([traps.event(sort, name, at, 2.5, 5, thread) for sort, name, at, thread in rows])
     assert [(e.kind, e.duration) for e in trace.collectives] == [("all_reduce", 2500)]
     assert trace.compute == ((4000, 6500),)
     assert trace.executed == []

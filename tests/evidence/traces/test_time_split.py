@@ -43,14 +43,10 @@ def late_peer() -> Timeline:
     )
 
 
-def ordered(pair: tuple[int, int]) -> tuple[int, int]:
-    return min(pair), max(pair)
-
-
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
     instants = st.integers(0, 60)
-    pairs = st.lists(st.tuples(instants, instants).map(ordered), max_size=4)
+    pairs = st.lists(st.tuples(instants, instants).map(lambda it: (min(it), max(it))), max_size=4)
     ranks = []
     for rank in range(draw(st.integers(1, 3))):
         begin, end = draw(st.tuples(st.integers(0, 20), st.integers(40, 60)))
@@ -86,10 +82,7 @@ def test_a_rank_waits_until_the_last_member_asks() -> None:
 
 EARLY, LATE = late_peer().ranks
 SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
-    "one rank alone cannot tell transfer from waiting": (
-        (EARLY,),
-        {"unsplit": 25 * MS, "waiting": 0, "communication": 0},
-    ),
+    "one rank alone cannot tell": ((EARLY,), {"unsplit": 25 * MS, "waiting": 0, "communication": 0}),
     "a sender that is done before its peer asks did not wait for it": (
         (replace(EARLY, flights=(flight(0, 10 * MS, 12 * MS),)), LATE),
         {"communication": 2 * MS, "waiting": 0},
@@ -168,9 +161,8 @@ def test_each_rank_gets_processes_and_flows_of_its_own_on_one_clock() -> None:
 
 def test_events_of_the_profiler_that_cross_are_set_aside() -> None:
     crossing = [traps.event("cpu_op", "a", start, 1.5, 0, 0) for start in range(3)]
-    document = merge_documents(
-        {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}, {0: 0, 1: 0}, late_peer()
-    )
+    documents: dict[int, Any] = {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}
+    document = merge_documents(documents, {0: 0, 1: 0}, late_peer())
     assert_keeps_to_the_format(document)
     tracks = [e["tid"] for e in document["traceEvents"] if e["ph"] == "X" and e["name"] == "a"]
     assert sorted(track != 0 for track in tracks) == [False, False, True]

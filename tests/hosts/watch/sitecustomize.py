@@ -10,12 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-
-def _runs_a_recipe() -> bool:
-    return any("recipes" in argument for argument in sys.orig_argv)
-
-
-if os.environ.get("WATCH_FOLDER") and _runs_a_recipe():
+if os.environ.get("WATCH_FOLDER") and any("recipes" in argument for argument in sys.orig_argv):
     import watching
 
     watching.start(os.environ["WATCH_FOLDER"])
