@@ -22,6 +22,7 @@ from muon_tutorial import STRATEGIES, Coordinate, Grid, LocalWorld, Muon, Shard
 from muon_tutorial.errors import GradientError, UsageError
 from muon_tutorial.plan.layout import Placement
 from muon_tutorial.plan.layout import Replicate as Uncut
+from muon_tutorial.step import reduce_gradients
 
 from ..oracle import (
     UNEVEN,
@@ -80,6 +81,17 @@ def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_one
     rest[1][2].grad = torn
     ranks.ready(rest=rest)
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True) if b is not None)
+
+
+def test_the_rests_gradients_travel_in_runs_of_one_dtype_and_a_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reduce_gradients, "ROUND_BYTES", 40)
+    ranks, sent = seated(Grid.of(dp=1)), list[tuple[torch.dtype, int]]()
+    ranks.world.observers.append(lambda request, at: sent.append((request.dtype, request.receive)))
+    ranks.give(few_bits(0))
+    ranks.ready(rest=rest_of(Grid.of(dp=1)))
+    assert sent[-3:] == [(torch.bfloat16, 6), (torch.float32, 7), (torch.float32, 5 + 4)]
 
 
 def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
