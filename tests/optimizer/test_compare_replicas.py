@@ -112,13 +112,8 @@ def _held(model: nn.Module, both: MuonWithAdamW, what: str) -> Tensor:
     return local_part(both.state[param][entry] if entry else param.detach())
 
 
-OTHER_BEGINNINGS = [
-    ("zero1", "2.weight"),
-    ("owner", "0.weight"),
-    ("zero1", "2.bias"),
-    ("hsdp", "0.weight"),
-    ("hsdp", "0.bias"),
-]
+OTHER_BEGINNINGS = [("zero1", "2.weight"), ("owner", "0.weight"), ("zero1", "2.bias")]
+OTHER_BEGINNINGS += [("hsdp", "0.weight"), ("hsdp", "0.bias")]
 ALIKE = [(layout, "nothing") for layout in ("zero1", "owner", "hsdp")]
 SEEDED = ["zero1", "round_robin", "hsdp"]
 DRIFTED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,16 +13,7 @@ from muon_tutorial.engine.collective import IDLE, Collective, Kind, Label, Start
 
 PARTS = 3
 ROOT = 1
-KINDS: tuple[Kind, ...] = (
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "broadcast",
-    "gather",
-    "scatter",
-    "reduce",
-    "all_to_all",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)  # ``all_to_all`` is the last
 SPLITS = {
     "even": ((2, 2, 2), (2, 2, 2), (2, 2, 2)),
     "uneven, some empty": ((0, 3, 1), (2, 0, 0), (0, 5, 0)),
