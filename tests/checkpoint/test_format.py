@@ -94,7 +94,7 @@ def test_a_lone_process_saves_loads_and_goes_on(tmp_path: Path) -> None:
     assert_go_on_alike((model, both), (other, its), range(2, 4))
 
 
-def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
+def test_an_optimizer_that_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
@@ -201,7 +201,7 @@ def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
     ],
     ids=["shape", "dtype", "one more", "one less", "other optimizer", "one group of two"],
 )
-def test_what_does_not_fit_changes_nothing(tmp_path: Path, saved: Any, here: Any, complaint: str) -> None:
+def test_another_models_state_changes_nothing(tmp_path: Path, saved: Any, here: Any, complaint: str) -> None:
     save_checkpoint(tmp_path / "a", *saved)
     model, both = here
     before = copy.deepcopy(model.state_dict())
@@ -215,7 +215,7 @@ def test_a_parameter_from_elsewhere_is_named(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "a", Small(1), fresh()[1])
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "unfinished").mkdir()
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "manifest.json").write_bytes(b"no JSON")

@@ -37,11 +37,11 @@ class Planted:
         zlib.compress(bytes(1000))[:-8],
     ],
 )
-def test_what_no_rank_wrote_is_one_error(data: bytes) -> None:
+def test_a_value_that_no_rank_wrote_is_one_error(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="the ranks' store holds a value that no rank wrote"):
         unpack(data)
 
 
-def test_what_is_not_read_is_not_written() -> None:
+def test_objects_that_no_rank_could_read_are_not_written() -> None:
     with pytest.raises(CheckpointError, match="is a Planted, which a checkpoint cannot hold"):
         pack([Planted()])

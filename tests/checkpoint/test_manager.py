@@ -70,7 +70,7 @@ def test_without_a_pointer_the_newest_whole_one_is_found(tmp_path: Path, pointer
     assert manager.latest_step() == 20
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_wrong_arguments_and_missing_checkpoints_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="keep is the number of checkpoints to keep, at least 1, not 0"):
         CheckpointManager(tmp_path, keep=0)
     manager = CheckpointManager(tmp_path)
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         manager.load(*fresh(), step=5)
 
 
-def test_what_is_saved_in_a_thread_is_as_it_was_when_asked(tmp_path: Path) -> None:
+def test_a_thread_saves_the_state_at_the_time_of_the_call(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     model, both = trained(2)
     before, _ = trained(2)
@@ -98,7 +98,7 @@ def test_what_is_saved_in_a_thread_is_as_it_was_when_asked(tmp_path: Path) -> No
     load_checkpoint(tmp_path / "step-00000002", *fresh())
 
 
-def test_a_failure_in_the_thread_is_raised_once_by_whoever_comes_next(tmp_path: Path) -> None:
+def test_a_failure_in_the_thread_is_raised_once_by_the_next_call(tmp_path: Path) -> None:
     manager = CheckpointManager(tmp_path)
     manager.save(1, *trained(1))
     with folders.locked(tmp_path / "step-00000002"):

@@ -92,7 +92,7 @@ def test_state_that_is_not_adamws_is_refused(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "saved", model, averaging)
 
 
-def test_saved_state_that_nobody_steps_here_is_warned_of(tmp_path: Path) -> None:
+def test_saved_state_that_no_optimizer_steps_here_is_warned_of(tmp_path: Path) -> None:
     model, both = trained(1)
     save_checkpoint(tmp_path / "saved", model, both)
     params = dict(model.named_parameters())
@@ -103,7 +103,7 @@ def test_saved_state_that_nobody_steps_here_is_warned_of(tmp_path: Path) -> None
         load_checkpoint(tmp_path / "saved", model, both.muon)  # a separate load may bring AdamW's state
 
 
-def test_what_cannot_be_filled_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_a_tensor_that_cannot_be_filled_is_refused_before_anything_changes(tmp_path: Path) -> None:
     model, both = trained(1)
     model.register_buffer("ones", torch.ones(5))
     save_checkpoint(tmp_path / "saved", model, both)
@@ -127,7 +127,7 @@ def test_no_whole_checkpoint_goes_in_favour_of_an_incomplete_one(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", *names]
 
 
-def test_what_only_looks_like_a_draft_stays(tmp_path: Path) -> None:
+def test_files_that_only_look_like_drafts_stay(tmp_path: Path) -> None:
     (tmp_path / ".thesis.draft-2").mkdir()
     (tmp_path / ".notes.old-1").touch()
     CheckpointManager(tmp_path).save(1, *trained(1))

@@ -117,7 +117,7 @@ def assert_refused(folder: Path, complaint: str) -> None:
     assert same(before, bits(model, both))
 
 
-def test_what_was_forged_without_malice_is_read(saved: Path) -> None:
+def test_a_forgery_without_malice_is_read(saved: Path) -> None:
     forge(saved)
     assert load_checkpoint(saved, *fresh()) == {"step": 2}
 
@@ -296,13 +296,13 @@ UNSAVEABLE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "complaint"), UNSAVEABLE)
-def test_what_could_act_is_refused_when_it_is_saved(tmp_path: Path, value: Any, complaint: str) -> None:
+def test_objects_that_could_run_code_are_not_saved(tmp_path: Path, value: Any, complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         save_checkpoint(tmp_path / "a", *trained(1), extra=value)
     assert not any(tmp_path.iterdir())
 
 
-def test_what_resuming_needs_can_be_saved(tmp_path: Path) -> None:
+def test_everything_that_resuming_needs_can_be_saved(tmp_path: Path) -> None:
     import random
 
     from torch.optim import lr_scheduler as schedulers

@@ -122,7 +122,7 @@ def run_spoilt(rank: int) -> dict[str, tuple[str, str, bool]]:
     return found
 
 
-def test_what_one_rank_cannot_step_is_refused_on_every_rank_before_anything_changes() -> None:
+def test_a_step_that_one_rank_cannot_take_is_refused_on_every_rank_before_anything_changes() -> None:
     for found in launch(run_spoilt, 2):
         kind, said, stayed = found.pop("two meshes")
         assert (kind, stayed) == ("NotFiniteError", True)

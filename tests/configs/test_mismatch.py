@@ -104,7 +104,7 @@ def _muon_over(params: list[nn.Parameter], make: Callable[[], DistributedConfig 
     return Muon([nn.Parameter(param.detach()) for param in params], distributed_config=make())
 
 
-def test_what_no_config_can_step_is_refused_by_name() -> None:
+def test_dtensors_that_no_config_can_step_are_refused_by_name() -> None:
     by_rank = launch(run_dtensors, 4)
     for case in by_rank[0]:
         said = [found[case] for found in by_rank]

@@ -51,7 +51,7 @@ def there_and_back(exchange: Exchange, at: Coordinate, whole: list[Tensor]) -> W
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
-def test_what_comes_back_is_right_and_shares_no_memory(case: tuple[Grid, list[Matrix], list[int]]) -> None:
+def test_pieces_come_back_right_and_share_no_memory(case: tuple[Grid, list[Matrix], list[int]]) -> None:
     grid, matrices, owners = case
     whole = [torch.randn(matrix.shape) for matrix in matrices]
     (bucket,) = owner(matrices, grid, assign=owners).buckets

@@ -56,7 +56,7 @@ def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @example(parts=1, each=5)
 @given(parts=st.integers(1, 9), each=st.integers(1, 3_000_000))
-def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) -> None:
+def test_all_ranks_together_send_as_much_as_they_receive(kind: Kind, parts: int, each: int) -> None:
     grid = Grid.of(dp=parts)
     entries = [entry_of(sample_request(kind, grid.at(r), each), grid.at(r)) for r in grid.ranks]
     assert sum(e.wire.messages_out for e in entries) == sum(e.wire.messages_in for e in entries)

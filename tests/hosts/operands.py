@@ -46,11 +46,7 @@ class Operands(TorchFunctionMode):
 
 
 def lines_used_together(
-    model: nn.Module,
-    params: Sequence[Tensor],
-    dims: Sequence[int],
-    inputs: dict[str, Tensor],
-    by_head: bool = False,
+    model: nn.Module, params: Sequence[Tensor], dims: Sequence[int], inputs: Any, by_head: bool = False
 ) -> list[list[set[frozenset[int]]]]:
     """For each matrix of each parameter, group its lines: lines of one set influence the same operands.
 

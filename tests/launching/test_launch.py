@@ -126,7 +126,7 @@ def test_spawned_ranks_do_the_same(monkeypatch) -> None:
     assert sorted(seen) == [(0, "hello"), (1, "hello")]
 
 
-def test_nobody_listens_beyond_loopback() -> None:
+def test_ranks_listen_on_loopback_alone() -> None:
     for addresses in launch(ranks.listeners, 2):
         assert addresses
         assert set(addresses) <= {"127.0.0.1", "::1"}
@@ -210,7 +210,7 @@ def test_a_machine_that_hides_proc_is_told_what_to_do(tmp_path, monkeypatch) -> 
         launch(ranks.total, 1)
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_values_that_cannot_be_sent_are_named() -> None:
     with pytest.raises(UsageError, match=r"argument 0 of total\(\), a generator"):
         launch(ranks.total, 1, args=((number for number in range(3)),))
     lock = threading.Lock()

@@ -14,14 +14,14 @@ from muon_tutorial.launching.start_torchrun import run_agent, start_torchrun, to
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
-def test_what_fails_says_the_end_of_what_it_printed(tmp_path: Path) -> None:
+def test_a_job_that_fails_shows_the_end_of_its_output(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("raise SystemExit('no such luck')")
     with pytest.raises(LaunchError, match=r"exit code 1:[\s\S]*no such luck|no such luck"):
         start_torchrun(torchrun_words("job.py", 1, 0, []), tmp_path, limit=110)
     assert list(tmp_path.glob("torchelastic_*"))  # not in the shared temporary folder
 
 
-def test_what_does_not_end_is_ended(tmp_path: Path) -> None:
+def test_a_job_past_its_limit_is_ended(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import time; time.sleep(600)")
     with pytest.raises(LaunchError, match=r"did not end within 0\.5 s"):
         start_torchrun(torchrun_words("job.py", 1, 0, []), tmp_path, limit=0.5)

@@ -143,7 +143,7 @@ def test_ranks_that_do_not_meet_say_so_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 0.0, -1.0, "30"])
-def test_what_is_no_timeout_is_refused(timeout) -> None:
+def test_a_wrong_timeout_is_refused(timeout) -> None:
     with pytest.raises(UsageError, match="positive number of seconds"):
         torchrun.join_torchrun(timeout=timeout)
 

@@ -281,6 +281,6 @@ def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert report.line == f"this is not Muon: {report.miscounted[0]}"
 
 
-def test_what_does_not_say_its_matrices_asks_for_the_model() -> None:
+def test_an_optimizer_that_does_not_know_its_matrices_asks_for_the_model() -> None:
     with pytest.raises(UsageError, match="pass the model"):
         audit(torch.optim.SGD(build().parameters(), lr=0.1))

@@ -160,7 +160,7 @@ def test_processes_that_have_not_met_are_counted_by_their_launcher(monkeypatch: 
     assert Muon(weights(), orthogonalize="auto", calibration=MIXED)
 
 
-def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_made_too_early_is_refused_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params = weights()
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
     muon.guard.steps.make = with_recipes(DefaultSteps(), None)  # as if nothing had been given

@@ -104,7 +104,7 @@ def frozen_first() -> tuple[nn.Sequential, MuonWithAdamW]:
     return model, MuonWithAdamW.from_model(model, lr=0.1)
 
 
-def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> None:
+def test_parameters_that_were_frozen_when_the_pair_was_made_are_warned_of() -> None:
     model, both = frozen_first()
     train(model, both)
     model[0].requires_grad_(True)
@@ -117,7 +117,7 @@ def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> 
     assert list(map(torch.equal, before, copies(model))) == [True, True, False, False]
 
 
-def test_what_once_stood_in_a_group_may_leave_it() -> None:
+def test_a_parameter_may_leave_its_group() -> None:
     """A program may give a parameter to another optimizer, or stop training it."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     both = MuonWithAdamW.from_model(model, lr=0.1)
@@ -148,7 +148,7 @@ def test_parameters_that_were_replaced_are_let_go() -> None:
 
 
 @pytest.mark.parametrize("how", ["added", "included"])
-def test_what_is_unfrozen_trains_once_it_is_added_or_was_included(how: str) -> None:
+def test_unfrozen_parameters_train_once_they_are_added_or_if_they_were_included(how: str) -> None:
     """Lightning's fine-tuning callbacks add a group with only parameters and a learning rate."""
     model, both = frozen_first()
     if how == "included":
@@ -273,7 +273,7 @@ def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> N
         assert all(map(torch.equal, found, stocks_answer()))
 
 
-def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
+def test_frozen_parameters_are_known_after_a_host_has_replaced_them() -> None:
     """Accelerate with FSDP2 replaces the model's parameters and then the optimizer's."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
     model[0].requires_grad_(False)

@@ -173,7 +173,7 @@ def test_ranks_begin_with_the_first_ones_values_as_under_ddp(results: Results, l
         assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
 
 
-def test_what_has_no_name_is_compared_and_never_overwritten(results: Results) -> None:
+def test_unnamed_parameters_are_compared_and_never_overwritten(results: Results) -> None:
     for of_rank in results:
         heard = of_rank["unnamed"]["swapped"]
         assert "group 0, parameter 0 is not the same on all ranks" in heard

@@ -272,7 +272,7 @@ def test_a_parameter_has_one_owner() -> None:
         MuonWithAdamW(Muon(split.hidden), torch.optim.AdamW([*split.rest, shared]))
 
 
-def test_what_hosts_make_without_a_pair_is_refused_and_says_how_to_make_one() -> None:
+def test_a_host_that_makes_no_pair_is_refused_and_told_how_to_make_one() -> None:
     """transformers' Trainer calls ``optimizer_cls_and_kwargs`` with groups and keywords, or with nothing."""
     hidden, rest = split_parameters(network())
     groups: Any = [{"params": list(network().parameters()), "weight_decay": 0.0}]

@@ -197,7 +197,7 @@ def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> No
         ({"exp_avg": torch.ones(12, 12), "exp_avg_sq": torch.ones(12, 12)}, ["o.weight"], "is AdamW's"),
     ],
 )
-def test_what_cannot_be_mapped_is_refused(state: Any, names: list[str] | None, message: str) -> None:
+def test_a_state_that_fits_no_parameter_is_refused(state: Any, names: list[str] | None, message: str) -> None:
     muon = Muon(build().items(), **OPTIONS)
     before = dict(muon.state)
     with pytest.raises(UsageError, match=message):

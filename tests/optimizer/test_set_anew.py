@@ -171,7 +171,7 @@ def move_each(both: MuonWithAdamW) -> None:
     "edit",
     [lambda both: both.state.clear(), lambda both: setattr(both, "state", {}), drop_each, move_each],
 )
-def test_what_is_done_to_the_pairs_state_is_done_to_both(edit: Callable[[MuonWithAdamW], object]) -> None:
+def test_edits_of_the_pairs_state_reach_both_optimizers(edit: Callable[[MuonWithAdamW], object]) -> None:
     expected, unedited = trained(clear_both), trained(lambda _: None)
     assert not all(map(torch.equal, expected, unedited))
     assert all(map(torch.equal, trained(edit), expected))

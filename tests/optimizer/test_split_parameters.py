@@ -332,7 +332,7 @@ def test_experts_stay_with_adamw_and_the_table_says_how_many() -> None:
     ) in str(split)
 
 
-def test_who_did_not_choose_is_warned_where_experts_are_most_of_the_model() -> None:
+def test_users_who_did_not_choose_are_warned_if_most_of_the_model_is_experts() -> None:
     with pytest.warns(UserWarning, match=r'80\.6 % of the model.*experts="muon"') as caught:
         split_parameters(Mixture())
     assert caught[0].filename == __file__
@@ -440,7 +440,7 @@ def unknown() -> nn.Module:
     return within("layers.0.attn", nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)}))
 
 
-def test_where_it_is_not_certain_a_warning_says_what_to_write() -> None:
+def test_an_uncertain_layout_is_warned_of_with_the_words_to_write() -> None:
     name = r"layers\.\*\.attn\.qkv\.weight"
     said = rf'The names of {name} \(12 × 4\) .*parts=\{{"{name}": …\}}'
     with pytest.warns(UserWarning, match=said) as caught:
@@ -500,7 +500,7 @@ def test_a_parameter_that_is_named_like_a_matrix_is_in_no_warning(model: nn.Modu
 
 
 @pytest.mark.parametrize("parts", [(4, 4, 4), ("interleaved", 2, 2), 4, None], ids=str)
-def test_what_the_user_says_is_taken_without_a_warning(parts: Any) -> None:
+def test_the_users_own_parts_are_taken_without_a_warning(parts: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (group,) = split_parameters(unknown(), parts={"*.qkv.weight": parts}).hidden

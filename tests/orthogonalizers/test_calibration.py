@@ -46,7 +46,7 @@ def test_a_matrix_and_its_transpose_get_the_chosen_name_and_other_names_stay() -
 
 
 @pytest.mark.parametrize("text", ["auto 8x8=turbo", "auto 8x8", "auto 8=gram", "auto -8x8=gram", "auto gram"])
-def test_what_is_no_choice_is_refused(text: str) -> None:
+def test_a_text_that_is_no_choice_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"must give a recipe for each shape, .*, from stock, float32"):
         check_orthogonalize({**DEFAULTS, "orthogonalize": text})
 
@@ -83,7 +83,7 @@ def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: 
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"gram": 0}}]}', "does not fit"),
     ],
 )
-def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "c.json").write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=said):
         read_calibration(tmp_path / "c.json")
@@ -122,7 +122,7 @@ def test_large_shapes_are_timed_smaller_in_the_same_ratio() -> None:
     assert calibration._timed_shape(768, 3072) == (768, 3072)
 
 
-def test_who_is_hopeless_follows_from_operations_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hopeless_candidates_follow_from_operations_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     def rate(n: int, dtype: torch.dtype, _: torch.device) -> float:
         return {torch.bfloat16: fast, torch.float32: 1.0}[dtype]
 

@@ -89,7 +89,7 @@ def test_the_table_of_bounds_holds_every_recipe() -> None:
     assert list(BOUNDS) == [STOCK, *RECIPES]
 
 
-def test_what_could_explode_is_refused() -> None:
+def test_recipes_that_could_explode_are_refused() -> None:
     with pytest.raises(UsageError, match="drifts even when restarted"):
         Recipe("mine", "", (KELLER_JORDAN,) * 5, form="gram")
     with pytest.raises(UsageError, match=r"above 1.45: give them a safety factor"):

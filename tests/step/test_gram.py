@@ -98,7 +98,7 @@ def test_grids_keep_the_bound_and_copies_agree(name: str, sizes: tuple[int, int]
         assert all(map(torch.equal, params, first))
 
 
-def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
+def test_gathered_matrices_are_stock_to_the_bit_and_cut_ones_are_not() -> None:
     ranks = seated(DP2_TP2, SMALL, UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     rank = ranks.places[0]

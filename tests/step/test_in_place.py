@@ -106,7 +106,7 @@ def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int
 
 
 @pytest.mark.parametrize("grid", [Grid.of(dp=4), Grid.of(dp=2, tp=2)], ids=str)
-def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
+def test_parts_that_a_rank_has_already_do_not_travel(grid: Grid) -> None:
     """In both directions, ranks send only the parts of a bucket that others need, and nothing to themselves.
     Owners pack a part only once, even if several ranks get it."""
     cuts = (("tp", Shard(0)),) if grid.size("tp") > 1 else ()

@@ -83,9 +83,7 @@ def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_one
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True) if b is not None)
 
 
-def test_the_rests_gradients_travel_in_runs_of_one_dtype_and_a_bounded_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_rests_gradients_travel_in_runs_of_one_dtype_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce_gradients, "ROUND_BYTES", 40)
     ranks, sent = seated(Grid.of(dp=1)), list[tuple[torch.dtype, int]]()
     ranks.world.observers.append(lambda request, at: sent.append((request.dtype, request.receive)))
@@ -398,19 +396,13 @@ def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
     dtype=st.sampled_from((torch.float32, torch.bfloat16)),
     round_bytes=st.sampled_from((1, 64, 300, 10_000)),
     window=st.integers(1, 3),
-    nesterov=st.booleans(),
-    adjust_lr_fn=st.sampled_from(("original", "match_rms_adamw")),
+    options=st.fixed_dictionaries(
+        {"nesterov": st.booleans(), "adjust_lr_fn": st.sampled_from(("original", "match_rms_adamw"))}
+    ),
 )
 @settings(deadline=None, max_examples=5)
 def test_any_parameters_on_any_grid_step_as_the_single_process_does(
-    variant: str,
-    data: st.DataObject,
-    sizes: tuple[int, int],
-    dtype: torch.dtype,
-    round_bytes: int,
-    window: int,
-    nesterov: bool,
-    adjust_lr_fn: str,
+    variant: str, data: Any, sizes: Any, dtype: torch.dtype, round_bytes: int, window: int, options: Any
 ) -> None:
     """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand."""
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
@@ -425,7 +417,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
             {"params": [p], "parts": each.parts, "transposed": each.transposed}
             for p, each in zip(params, drawn, strict=True)
         ]
-        return Muon(groups, lr=0.1, nesterov=nesterov, adjust_lr_fn=adjust_lr_fn, **settings)
+        return Muon(groups, lr=0.1, **options, **settings)
 
     builder, alone = partial(VARIANTS[variant], round_bytes=round_bytes), muon(whole)
     seats = zip(own, map(world.mesh, grid.ranks), strict=True)
@@ -442,7 +434,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
 
 
 @pytest.mark.parametrize("call", ["add_param_group", "load_state_dict"])
-def test_what_would_lose_readied_gradients_is_refused(call: str) -> None:
+def test_calls_that_would_lose_readied_gradients_are_refused(call: str) -> None:
     param = torch.nn.Parameter(torch.ones(3, 3))
     muon = Muon([param], strategy="zero1", mesh=LocalWorld(Grid.of(dp=1)).mesh(0))
     state, param.grad = muon.state_dict(), torch.full((3, 3), 100.0)

@@ -54,14 +54,14 @@ def test_numbers_are_found_again_that_made_the_samples() -> None:
     assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, ENDLESS))
 
 
-def test_what_one_rank_moves_at_most_is_found_where_processors_are_not_the_limit() -> None:
+def test_a_ranks_bandwidth_is_found_if_processors_are_not_the_limit() -> None:
     """At about 0.6 GB per second, two ranks on two cores wait for bandwidth; four ranks wait for cores."""
     most = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
     samples = [sampled(ranks, data, messages, 2, most) for ranks in (2, 4) for data, messages in SIZES]
     assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, most))
 
 
-def test_where_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> None:
+def test_if_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> None:
     samples = [sampled(ranks, data, messages, 8) for ranks in (2, 8) for data, messages in SIZES]
     found = BYTE, 0.0, LATENCY + MESSAGE, TURN, ENDLESS
     assert astuple(fit_gloo(samples, 8)) == pytest.approx(found)

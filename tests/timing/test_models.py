@@ -227,7 +227,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_what_is_not_counted_is_said(case: str) -> None:
+def test_notes_say_which_layers_and_sizes_are_not_counted(case: str) -> None:
     pytest.importorskip("transformers", reason="the extra 'hosts' brings transformers")
     config, said = SAID[case]
     assert said in shape_from_config(config, "it", "here", "the config").notes
@@ -423,7 +423,7 @@ def test_experts_folded_into_rows_are_matrices_of_their_own_or_named(my_module: 
     assert any("fused_w2. The plan counts each weight as one matrix" in note for note in unsaid.notes)
 
 
-def test_what_a_function_prints_is_not_in_the_answer(my_module: str, capsys: pytest.CaptureFixture) -> None:
+def test_a_functions_own_output_is_not_in_the_answer(my_module: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["plan", f"{my_module}:chatty", "--grid", "dp=2", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)

@@ -60,7 +60,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
     assert found.phases.get(BY_DDP, 0) == pytest.approx(due, abs=grid.world_size * len(plan.buckets))
 
 
-def test_who_receives_is_busy_too() -> None:
+def test_a_receiver_is_busy_too() -> None:
     """Two slices of different lengths are, in turn, reduced to one rank and broadcast from that rank."""
     grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
     slow = replace(H100, inside=Link(1e6, 0.0))
@@ -179,13 +179,13 @@ def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
     assert any("matrices: owners have unequal work" in line for line in said)
 
 
-def test_what_a_plan_does_not_count_is_said_beside_it() -> None:
+def test_layers_that_a_plan_does_not_count_are_said_beside_it() -> None:
     found = planned("gpt2", "dp=4")
     noted = replace(found, shape=replace(found.shape, notes=("A layer is not counted.",)))
     assert say(noted) == [*say(found), "A layer is not counted."]
 
 
-def test_what_does_not_fit_is_said_and_not_recommended() -> None:
+def test_a_strategy_that_does_not_fit_is_not_recommended() -> None:
     found = planned("llama-3.1-8b", "dp=64,pp=8", round_bytes=200_000_000)
     assert found.best is not None
     assert found.memory(found.best) <= 80e9
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_said_and_not_recommended() -> None:
     assert say(nothing)[0].startswith("Nothing fits into 80 GB per rank")
 
 
-def test_what_is_sharded_over_dp_is_not_averaged_by_ddp() -> None:
+def test_parameters_sharded_over_dp_are_not_averaged_by_ddp() -> None:
     """FSDP reduces sharded gradients in backward; an all_reduce would add up different shards."""
     grid, whole = Grid.of(dp=4), matrices(1)
     sharded = [replace(matrix, cuts=(("dp", Shard(0)),)) for matrix in whole]
@@ -389,7 +389,7 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     assert f"{behind.strategy} is faster; both are equal at 0.8" in line  # 4 (1/f - 1) = 1 at f = 0.8
 
 
-def test_what_ranks_hold_of_the_whole_model_counts() -> None:
+def test_the_whole_models_memory_counts() -> None:
     plain = planned("gpt2", "dp=4")
     shape = plain.shape
     assert plain.rest == shape.rest * (2 + 4) + shape.rest * 8 // 4
@@ -444,7 +444,7 @@ def test_a_thousand_billions_are_said_as_such_and_a_batch_of_sequences_is_notice
     assert line.startswith("A batch of 32 tokens is less than one for each of dp=64 ranks: --batch ")
 
 
-def test_what_does_not_fit_names_the_axes_that_would_help() -> None:
+def test_a_model_that_does_not_fit_names_the_axes_that_would_help() -> None:
     tight = replace(H100, memory=1e6)
     dense, mixture = (
         plan_model(find_model(model), read_sizes(grid), tight)

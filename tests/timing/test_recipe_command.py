@@ -20,7 +20,7 @@ def test_shapes_are_read_once_each_whatever_their_orientation() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8", "8x", "0x3", "8x8x8", "-1x2", "8x8;3x3", "9999999x1"])
-def test_what_is_no_shape_is_refused(text: str) -> None:
+def test_a_text_that_is_no_shape_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--shapes takes sizes such as 768x768"):
         read_shapes(text)
 
@@ -53,7 +53,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert complaint.count("\n") == 1
 
 
-def test_what_is_not_kept_is_not_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_calibration_that_is_not_kept_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = "muon_tutorial.timing.recipe_command.kept_calibration"
     with patch(kept, return_value=Calibration("a machine")):
         assert main(["recipes", "--shapes", "8x16", "--folder", str(tmp_path)]) == 0

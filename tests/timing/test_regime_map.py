@@ -79,7 +79,7 @@ def test_grids_that_cannot_share_the_experts_are_left_out() -> None:
     assert survey(plan).ranks == [128, 512]
 
 
-def test_where_nothing_fits_no_strategy_is_named() -> None:
+def test_if_nothing_fits_no_strategy_is_named() -> None:
     tight = replace(H100, memory=1e6)
     nowhere = survey(planned("gpt2", "dp=16,pp=4", tight))
     assert nowhere.winners == ["nothing fits"]

@@ -73,7 +73,7 @@ def late(rank: int) -> Walk:
     yield asked()
 
 
-def test_who_comes_first_waits_for_who_comes_last() -> None:
+def test_the_first_rank_waits_for_the_last() -> None:
     ran = run(late)
     assert ran.seconds == pytest.approx(2 + 1)  # rank 1 computes, then 1,000 bytes travel
     assert [ran.total("wait", rank) for rank in (0, 1)] == pytest.approx([3, 1])
@@ -236,7 +236,7 @@ def test_splits_of_another_length_are_a_mismatch() -> None:
         run(program, GLOO)
 
 
-def test_what_cannot_go_on_or_be_timed_is_named() -> None:
+def test_a_deadlock_a_mismatch_and_a_users_own_call_are_named() -> None:
     def lost(rank: int) -> Walk:
         if rank == 0:
             yield asked()

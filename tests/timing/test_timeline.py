@@ -175,7 +175,7 @@ def test_a_recording_is_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held", ["no JSON", "{}", '{"about":{},"machine":{},"steps":[{"strategy":1}]}'])
-def test_what_is_no_recording_is_said_in_one_line(tmp_path: Path, held: str) -> None:
+def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path, held: str) -> None:
     path = tmp_path / "steps.json"
     path.write_text(held, encoding="utf-8")
     told = refused_in_one_line(TraceError, lambda: read_recording(path))

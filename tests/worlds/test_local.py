@@ -44,7 +44,7 @@ def test_every_kind_is_answered_with_what_it_says(program: Callable[[int, list[A
             assert torch.equal(answer, ask.answer(rank)), f"rank {rank}, {ask}"
 
 
-def test_answers_are_nobody_elses_storage() -> None:
+def test_answers_share_no_storage() -> None:
     mine = [torch.ones(2), torch.ones(2)]
     requests = [replace(add(), send=send) for send in mine]
     (first,), (second,) = LocalWorld(Grid.of(dp=2)).run([program(request) for request in requests])
@@ -159,7 +159,7 @@ def test_only_the_root_has_something_to_send(kind: Kind) -> None:
     [(torch.ones(2).bfloat16(), r"shape \(2,\) and torch.bfloat16"), (torch.ones(1, 2), r"\(1, 2\)")],
     ids=["dtype", "shape"],
 )
-def test_what_is_sent_must_be_flat_and_of_the_stated_dtype(send: torch.Tensor, said: str) -> None:
+def test_a_sent_tensor_must_be_flat_and_of_the_stated_dtype(send: torch.Tensor, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         replace(add(), send=send)
 
@@ -189,7 +189,7 @@ def test_waiting_for_a_rank_that_has_ended_is_a_deadlock() -> None:
         LocalWorld(Grid.of(dp=2)).run([program(add()), program()])
 
 
-def test_a_request_that_nobody_answers_is_told_though_nobody_waits_for_it() -> None:
+def test_an_unanswered_request_is_told_even_if_no_rank_waits_for_it() -> None:
     with pytest.raises(DeadlockError, match=r"rank 0 .* has ended without all_reduce over dp.* sum of a"):
         LocalWorld(Grid.of(dp=2)).run([program(Start(add(subject="a")), Start(add(subject="b"))), program()])
 

@@ -115,7 +115,7 @@ NO_TRACES = {
 
 
 @pytest.mark.parametrize("data", NO_TRACES.values(), ids=NO_TRACES)
-def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, data: bytes | None) -> None:
+def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "broken.json"
     if data is not None:
         path.write_bytes(data)

@@ -60,13 +60,7 @@ def _all_gather(begin: float, duration: float, stream: int = _STREAM) -> tuple[D
 
 
 def event(
-    category: str,
-    name: str,
-    begin: float,
-    duration: float,
-    process: int | str,
-    thread: int | str,
-    args: Document | None = None,
+    category: str, name: str, begin: float, duration: float, process: Any, thread: Any, args: Any = None
 ) -> Document:
     about = {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread}
     return about | {"ts": float(begin), "dur": float(duration), "args": args or {}}
