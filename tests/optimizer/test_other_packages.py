@@ -27,10 +27,14 @@ def build() -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.randn(shape, generator=made)) for name, shape in SHAPES.items()}
 
 
-def learn(params: dict[str, nn.Parameter], step: int) -> None:
-    made = torch.Generator().manual_seed(step)
-    for param in params.values():
-        param.grad = torch.randn(param.shape, generator=made)
+def train(steps: range, *trained: tuple[dict[str, nn.Parameter], Any]) -> None:
+    """Step each optimizer with the same gradients of its parameters."""
+    for step in steps:
+        for params, optimizer in trained:
+            for number, name in enumerate(SHAPES):
+                made = torch.Generator().manual_seed(10 * step + number)
+                params[name].grad = torch.randn(SHAPES[name], generator=made)
+            optimizer.step()
 
 
 class ByFormat(torch.optim.Optimizer):
@@ -102,21 +106,12 @@ def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Param
 def test_two_more_steps_after_coming_from_another_package_are_its_own(package: Package) -> None:
     theirs = build()
     other = THEIRS[package](theirs.values())
-    for step in range(3):
-        learn(theirs, step)
-        other.step()
-    mine = build()
-    with torch.no_grad():
-        for name, param in mine.items():
-            param.copy_(theirs[name])
+    train(range(3), (theirs, other))
+    mine = {name: nn.Parameter(param.detach().clone()) for name, param in theirs.items()}
     muon = Muon(mine.items(), **OPTIONS)
     report = load_momentum(muon, other.state_dict(), package, names=list(theirs))
     assert (report.momenta, report.anew) == (tuple(SHAPES), ())
-    for step in (3, 4):
-        learn(mine, step)
-        learn(theirs, step)
-        muon.step()
-        other.step()
+    train(range(3, 5), (mine, muon), (theirs, other))
     assert near(package, mine, theirs)
 
 
@@ -124,19 +119,12 @@ def test_two_more_steps_after_coming_from_another_package_are_its_own(package: P
 def test_two_more_steps_after_going_to_another_package_are_ours(package: Package) -> None:
     mine = build()
     muon = Muon(mine.items(), **OPTIONS)
-    for step in range(3):
-        learn(mine, step)
-        muon.step()
+    train(range(3), (mine, muon))
     order = ["o.weight", "up.weight", "down.weight"]
     theirs = {name: nn.Parameter(mine[name].detach().clone()) for name in order}
     other = THEIRS[package](theirs.values())
     other.load_state_dict({**other.state_dict(), **momentum_for(muon, package, order)})
-    for step in (3, 4):
-        learn(mine, step)
-        for name in order:
-            theirs[name].grad = mine[name].grad.clone()  # type: ignore[union-attr]
-        muon.step()
-        other.step()
+    train(range(3, 5), (mine, muon), (theirs, other))
     assert near(package, mine, theirs)
 
 
