@@ -111,6 +111,13 @@ def test_a_failure_in_the_thread_is_raised_once_by_the_next_call(tmp_path: Path)
     assert manager.latest_step() == 3
 
 
+def test_an_extra_that_cannot_be_saved_is_told_by_the_thread_too(tmp_path: Path) -> None:
+    pending = CheckpointManager(tmp_path).save(1, *trained(1), extra={"act": print}, wait=False)
+    with pytest.raises(CheckpointError, match=r"extra\['act'\] is a builtin_function_or_method"):
+        pending.wait()
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("damage", ["a bit", "a file", "the manifest"])
 def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Path, damage: str) -> None:
     manager, pairs = CheckpointManager(tmp_path), {step: trained(step) for step in (1, 2)}
