@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import Muon, UsageError, build_mesh, launch
+from muon_tutorial import Grid, LocalWorld, Muon, UsageError, build_mesh, launch
 from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, default_folder, kept_calibration
 from muon_tutorial.optimizer.make_steps import DefaultSteps, with_recipes
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
@@ -44,6 +44,9 @@ def test_each_shape_takes_its_fastest_and_parts_go_by_their_own_shapes() -> None
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
     assert muon.param_groups[0]["orthogonalize"] == TEXT
     assert all(map(torch.equal, stepped(muon, params, 1), expected()))
+    local = LocalWorld(Grid.of(dp=2)).mesh(0)
+    muon = Muon(weights(), strategy="owner", mesh=local, orthogonalize="auto", calibration=MIXED)
+    assert muon.param_groups[0]["orthogonalize"] == TEXT
     fused = torch.nn.Parameter(torch.ones(36, 12))
     muon = Muon([fused], parts=(12, 12, 12), orthogonalize="auto", calibration=MIXED)
     assert muon.param_groups[0]["orthogonalize"] == "auto 12x12=three_steps"
