@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -258,34 +260,33 @@ class Reference:
     state: float
 
 
-class References(dict[str, Reference]):
-    """One process's runs of a recipe, each made on first use."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, name: str) -> Reference:
-        folder = self.folder / name
-        [notes] = run(name, folder / "whole", forks=1)
-        [control] = run(name, folder / "halves", *HALVES, forks=1)
-        far = [distance(control, notes, of_muon=of_muon) for of_muon in (True, False)]
-        self[name] = Reference(notes, *far, state_distance(control, notes))
-        return self[name]
+@cache
+def run_alone(name: str, folder: Path) -> Reference:
+    """Run a recipe and its control in one process; ``folder`` keeps the runs of all recipes."""
+    [notes] = run(name, folder / name / "whole", forks=1)
+    [control] = run(name, folder / name / "halves", *HALVES, forks=1)
+    muon, adamw = (distance(control, notes, of_muon=of_muon) for of_muon in (True, False))
+    return Reference(notes, muon, adamw, state_distance(control, notes))
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The two runs of a recipe, with every rank's notes."""
-
-    straight: list[Notes]
-    resumed: list[Notes]
-
-
-def train(name: str, folder: Path, *arguments: str, forks: int = 0) -> Trained:
+def train(name: str, folder: Path, *arguments: str, forks: int = 0) -> tuple[list[Notes], list[Notes]]:
     """Run a recipe from the start, then once more, in new processes, from its first checkpoint."""
     straight = run(name, folder / "straight", *arguments, forks=forks)
     resume = ("--resume", str(checkpoint(folder / "straight")))
-    return Trained(straight, run(name, folder / "resumed", *arguments, *resume, forks=forks))
+    return straight, run(name, folder / "resumed", *arguments, *resume, forks=forks)
+
+
+def checks(
+    name: str, straight: list[Notes], resumed: list[Notes], reference: Reference
+) -> dict[str, Callable[[], None]]:
+    """What both runs of a recipe must show, by the headings of the table of hosts."""
+    return {
+        "equal to one process": partial(check_equal, straight, reference),
+        "clip": partial(check_clipped, straight, reference, inside=name == "zero1"),
+        "accumulate": partial(check_accumulated, straight, reference),
+        "schedule": partial(check_scheduled, straight, reference),
+        "resume": partial(check_resumed, straight, resumed),
+    }
 
 
 def check_equal(straight: list[Notes], reference: Reference) -> None:

@@ -12,30 +12,26 @@ from importlib.metadata import version
 from pathlib import Path
 
 from . import recipes
-from .recipes import ALL, MARGIN, References, distance, train
+from .recipes import ALL, MARGIN, distance, train
 from .test_other_hosts import rows as other_rows
 
 
-def make_row(name: str, folder: Path, references: References) -> dict[str, str]:
+def make_row(name: str, folder: Path, alone: Path) -> dict[str, str]:
     """Run a recipe four times, from the start and from its checkpoint, in fp32 and in bf16."""
-    trained, in_bf16 = train(name, folder / "fp32"), train(name, folder / "bf16", "--bf16")
-    reference, sharded = references[ALL[name].alone], ALL[name].sharded
-    far = [max(distance(n, reference.notes, of_muon=its) for n in trained.straight) for its in (True, False)]
+    fp32, bf16 = train(name, folder / "fp32"), train(name, folder / "bf16", "--bf16")
+    reference, sharded = recipes.run_alone(ALL[name].alone, alone), ALL[name].sharded
+    far = [max(distance(n, reference.notes, of_muon=its) for n in fp32[0]) for its in (True, False)]
     near = f"{far[0]:.1e} ({reference.muon:.1e}), {far[1]:.1e} ({reference.adamw:.1e})"
-    checks: dict[str, tuple[Callable[[], None], str]] = {
-        "equal to one process": (lambda: recipes.check_equal(trained.straight, reference), near),
-        "clip": (lambda: recipes.check_clipped(trained.straight, reference, inside=name == "zero1"), "yes"),
-        "accumulate": (lambda: recipes.check_accumulated(trained.straight, reference), "yes"),
-        "schedule": (lambda: recipes.check_scheduled(trained.straight, reference), "yes"),
-        "resume": (lambda: recipes.check_resumed(trained.straight, trained.resumed), "bitwise"),
-        "bf16": (lambda: recipes.check_bf16(in_bf16.straight, reference), "yes"),
-        "bf16 resume": (lambda: recipes.check_resumed(in_bf16.straight, in_bf16.resumed), "bitwise"),
+    good = {"equal to one process": near, "resume": "bitwise", "bf16 resume": "bitwise"}
+    checks = recipes.checks(name, *fp32, reference) | {
+        "bf16": lambda: recipes.check_bf16(bf16[0], reference),
+        "bf16 resume": lambda: recipes.check_resumed(*bf16),
     }
-    runs, kind = trained.straight + in_bf16.straight, "shards" if sharded else "whole"
-    placed = _said(lambda: recipes.check_placed(runs, sharded), kind)
+    kind = "shards" if sharded else "whole"
+    placed = _said(lambda: recipes.check_placed(fp32[0] + bf16[0], sharded), kind)
     row = {"recipe": name, "ranks": str(ALL[name].ranks), "parameters": placed}
     row["lines"] = str(len(recipes.marked_lines(name)))
-    return row | {heading: _said(*check) for heading, check in checks.items()}
+    return row | {heading: _said(check, good.get(heading, "yes")) for heading, check in checks.items()}
 
 
 def _said(check: Callable[[], None], good: str) -> str:
@@ -83,9 +79,9 @@ def as_markdown(rows: list[dict[str, str]]) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        references, rows = References(Path(folder) / "alone"), []
+        rows = []
         for name in sys.argv[1:] or ALL:
-            rows.append(make_row(name, Path(folder) / name, references))
+            rows.append(make_row(name, Path(folder) / name, Path(folder) / "alone"))
             print(rows[-1], file=sys.stderr, flush=True)
     print(as_markdown(rows), end="")
 
