@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from muon_tutorial import STRATEGIES, Coordinate, Grid, LocalWorld, Muon, Shard
+from muon_tutorial.engine.collective import Collective
 from muon_tutorial.errors import GradientError, UsageError
 from muon_tutorial.plan.layout import Placement
 from muon_tutorial.plan.layout import Replicate as Uncut
@@ -85,11 +86,12 @@ def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_one
 
 def test_the_rests_gradients_travel_in_runs_of_one_dtype_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reduce_gradients, "ROUND_BYTES", 40)
-    ranks, sent = seated(Grid.of(dp=1)), list[tuple[torch.dtype, int]]()
-    ranks.world.observers.append(lambda request, at: sent.append((request.dtype, request.receive)))
+    ranks, asked = seated(DP2), list[Collective]()
+    ranks.world.observers.append(lambda request, at: asked.append(request) if at.rank == 0 else None)
     ranks.give(few_bits(0))
-    ranks.ready(rest=rest_of(Grid.of(dp=1)))
-    assert sent[-3:] == [(torch.bfloat16, 6), (torch.float32, 7), (torch.float32, 5 + 4)]
+    ranks.ready(rest=rest_of(DP2))
+    runs = [(it.dtype, it.receive) for it in asked if it.label.phase == "other gradients all_reduce"]
+    assert runs == [(torch.bfloat16, 6), (torch.float32, 7), (torch.float32, 5 + 4)]
 
 
 def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
