@@ -104,7 +104,6 @@ def skip_unless_installed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_go_to_muon_if_they_are_matrices(name: str) -> None:
-    skip_unless_installed(f"peft, {name}")
     peft: Any = pytest.importorskip("peft")
     config, expected = ADAPTERS[name]
     model = peft.get_peft_model(llama(), config(peft))
@@ -126,7 +125,6 @@ def test_adapters_go_to_muon_if_they_are_matrices(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("SFT")])
 def test_sft_trainer_trains_adapters_or_says_why_not(name: str, tmp_path: Path) -> None:
-    skip_unless_installed(name)
     trl, peft, datasets = (pytest.importorskip(it) for it in ("trl", "peft", "datasets"))
     tokenizers, transformers = (pytest.importorskip(it) for it in ("tokenizers", "transformers"))
     words = tokenizers.models.WordLevel({f"w{i}": i for i in range(32)}, unk_token="w0")

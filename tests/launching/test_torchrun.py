@@ -172,14 +172,6 @@ def test_a_job_is_named_by_what_outlives_its_ranks_and_no_other_job_shares(said,
     assert torchrun.names_of_job([torchrun.agent_name()]) == names
 
 
-def test_an_id_without_logs_is_the_same_job_only_for_ranks_that_were_restarted(monkeypatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")  # --log-dir /dev/null
-    for count, is_same in (("0", False), ("1", True)):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        assert torchrun.is_of_this_job(["7"], [torchrun.agent_name()]) == is_same
-
-
 @pytest.mark.parametrize("state", ["has ended", "is stopped (SIGSTOP)"])
 def test_a_rank_that_misses_another_says_which_and_lets_it_go_on(state, capfd, monkeypatch) -> None:
     """A stopped rank must be continued, or else it would not react to torchrun's SIGTERM."""

@@ -92,14 +92,6 @@ def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
     assert own == replace(SETTINGS, lr=0.5, dp=1)
 
 
-def test_a_run_has_begun_when_a_step_is_recorded_that_it_took(tmp_path: Path) -> None:
-    assert not stopping._has_begun(Saving(tmp_path))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{')
-    assert stopping._has_begun(Saving(tmp_path))
-    assert not stopping._has_begun(Saving(tmp_path, begin=2))
-    assert stopping._has_begun(Saving(tmp_path, begin=1))
-
-
 def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {})
     records = [StepRecord(step, 5.0 - step, 0.1, 1.0, 0.5) for step in range(4)]
