@@ -228,7 +228,7 @@ CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
     "tensors as a list": (lambda content: content.update(tensors=[]), "has unexpected content"),
     "another format": (lambda content: content["format"].update(name="x", version=9), "this version reads"),
     "a strange state": (lambda content: content["groups"]["one"].update(state=["../x"]), "has a state"),
-    "params in a group": (lambda content: group_of(content).update(params=[1]), r"\['params'\] among hyperp"),
+    "params in a group": (lambda content: group_of(content).update(params=[1]), r"\['params'\] among"),
     "a value of no kind": (lambda content: group_of(content).update(lr={"call": []}), "of the kind 'call'"),
 }
 

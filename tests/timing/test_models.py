@@ -197,7 +197,7 @@ def test_transformers_own_plan_of_tensor_parallelism_is_followed(model_type: str
 def test_a_public_model_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert all(find_model(name).families for name in public_names())
-    said = "^the config: only transformers reads model_type 'vit'; install the extra 'hosts' .ModuleNot"
+    said = "^the config: only transformers reads model_type 'vit'; install the extra 'hosts' "
     with pytest.raises(UsageError, match=said):
         shape_from_config({"model_type": "vit", **SMALL}, "small", "here", "the config")
 

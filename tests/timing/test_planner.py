@@ -274,7 +274,7 @@ def test_more_matrices_than_can_be_planned_are_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "grid", "said"),
     [
-        ("llama-3.1-405b", "dp=16384,tp=8", "Planning 882 matrices on 131,072 ranks takes over half a minu"),
+        ("llama-3.1-405b", "dp=16384,tp=8", "Planning 882 matrices on 131,072 ranks takes over half"),
         ("kimi-k2", "dp=2048,tp=8,ep=8", "; a larger ep or pp shortens it."),
         ("kimi-k2", "dp=2048,tp=8,ep=128", ""),
         ("llama-3.1-70b", "dp=2048,tp=8", ""),
