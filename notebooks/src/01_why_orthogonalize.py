@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
-# same bits as PyTorch's, and say what each line does and which matrices it is for.
+# **Fifty-five minutes.** At the end you can write Muon's whole update, to the same bits as PyTorch's, and say what
+# each line does and which matrices it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.
@@ -102,9 +102,6 @@ lesson.explore_race(race, live=widgets)
 #
 # </details>
 
-# %% tags=["answer"]
-lesson.picture_of_tuning(race)
-
 # %% [markdown]
 # ## Loud and quiet directions
 #
@@ -115,7 +112,7 @@ lesson.picture_of_tuning(race)
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
 G = run.gradients[lesson.EXAMPLE]
-energy, svd, promised, whole, sorting, table, quiz = lesson.all_exercises(run, G)
+energy, svd, promised, whole, sorting, quiz = lesson.all_exercises(run, G)
 print(lesson.say_run(run, steps, seconds))
 
 # %% [markdown]
@@ -356,7 +353,7 @@ print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 # several rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
-lesson.picture_of_rows(lesson.erase_a_byte(run))
+print(lesson.say_rows(lesson.erase_a_byte(run)))
 
 # %% [markdown]
 # With Muon, what the model learns about one byte depends on which other bytes are in the batch. So does it hurt if
@@ -374,42 +371,6 @@ print(lesson.say_extra_lanes(race))
 # both](https://kellerjordan.github.io/posts/muon/#empirical-considerations), embedding and head. Our test was not
 # quite fair: Muon's rate was tuned, but AdamW's, for embedding and head, was taken from the run in which AdamW steps
 # everything.
-#
-# </details>
-#
-# ## What would suit the embedding?
-#
-# A step moves the output for one byte by one row of the update. So to limit the move, limit each row's length.
-# (**Par**, as in golf, is what a good answer needs.)
-#
-# <details><summary>Hint</summary>
-#
-# Take one row at a time. The sum of `g * u` is largest when u points the same way as g and is as long as it may be.
-#
-# </details>
-#
-# *Hard · 8 minutes · optional · par 2 lines*
-
-# %% tags=["stub"]
-def table_update(G):
-    # the largest (G * update).sum() with no row longer than 1
-    # a byte that was never read has a row of zeros, which stays
-    return ...
-
-# %%
-table.check(table_update)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# In a row of zeros the division gives NaN, and `torch.where` puts 0 in its place. Adding a small number to every
-# length would leave all rows a little too short.
-#
-# ```python
-# def table_update(G):
-#     lengths = G.norm(dim=1, keepdim=True)
-#     return torch.where(lengths > 0, G / lengths, 0.0)
-# ```
 #
 # </details>
 

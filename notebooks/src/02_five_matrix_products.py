@@ -132,7 +132,7 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 #
 # ## Write one step
 #
-# As written above, a step takes six products. Three are enough.
+# As written above, a step takes six products. Three are enough. (**Par**, as in golf, is what a good answer needs.)
 #
 # <details><summary>Hint</summary>
 #

@@ -1,4 +1,4 @@
-"""Exercises of lesson 01: Muon by an SVD, its promise, the whole update, its parameters, a table, a quiz."""
+"""Exercises of lesson 01: Muon by an SVD, its promise, the whole update, its parameters, a quiz."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn import Module
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, lines_of, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, numbers, value_of, written
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
 from ..pictures.spectra import Curve, draw_spectra
 from .race import Race
-from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update, table_update
+from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update
 
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY, CALLS = 0.02, 0.1, 3
@@ -30,9 +30,9 @@ def outcome(race: Race) -> dict[str, Any]:
 
 
 def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, ...]:
-    """Energy, an SVD, a promise, the whole update, Muon's parameters, a table's update, and the quiz."""
+    """Energy, an SVD, a promise, the whole update, Muon's parameters, and the quiz."""
     svd, promised, whole = write_update(), write_promise(), write_step()
-    return write_loudest(), svd, promised, whole, write_split(run.model), write_table(), quiz(run, G)
+    return write_loudest(), svd, promised, whole, write_split(run.model), quiz(run, G)
 
 
 def loudest(S: Tensor, share: float) -> int:
@@ -337,50 +337,6 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
         hint = "lerp_ and lerp for the averages, alpha= for the last line."
         return Diagnosis(f"Right except for the last bits: {bits}", (hint,))
     return f"In step {number} of a {say_size(W)} matrix, W is off by up to {off:.2g}."
-
-
-def write_table() -> Exercise:
-    """The hard exercise: if no row may be longer than 1, which update promises to lower the loss most?"""
-
-    def judge(function: Callable[[Tensor], Tensor]) -> str | Diagnosis | None:
-        for G in _tables():
-            value = value_of(function, G.clone(), told=f"{{}} Here G is {say_size(G)}.")
-            if not isinstance(value, Tensor) or value.shape != G.shape:
-                return f"G is {say_size(G)}, and so must its update be."
-            if value.isnan().any():
-                return Diagnosis("Some entries are NaN.", ("0 / 0 is NaN. Rows of zeros stay zeros.",))
-            longest = value.norm(dim=1).max().item()
-            if longest > 1.001:
-                return f"A row has length {longest:.2f}. None may be longer than 1."
-            promised = sum((each * function(each.clone())).sum().item() for each in _tables())
-            best = sum((each * table_update(each)).sum().item() for each in _tables())
-            if (left := 100 * (1 - promised / best)) > 1:  # how much less it promises, in percent
-                said = f"your update gives up {left:.0f} percent of the promise."
-                if torch.allclose(value, svd_muon(G), atol=1e-3):
-                    hint = "Some rows of your update are not yet as long as they may be."
-                    return Diagnosis(f"Muon keeps rows below 1, too, but: {said}", (hint,))
-                if torch.allclose(value, G / G.norm(dim=1).max(), atol=1e-3):
-                    what = f"One row has length 1, and the others are shorter: {said}"
-                    return Diagnosis(what, ("Divide each row by its own length.",))
-                return said.capitalize()
-        return None
-
-    hints = (
-        "The promise adds up over rows. So each row can be chosen alone: which one of length 1 is best?",
-        "A row's promise is largest where it points as the gradient's row does.",
-    )
-    praise = "Each row alone, and no SVD: where inputs pick rows, this takes the place of U Vᵀ."
-    par = Par("lines", 2, lines_of)
-    return Exercise(judge, hints, praise, par)
-
-
-def _tables() -> list[Tensor]:
-    """Gradients of tables: some rows are loud, some quiet, some zero."""
-    generator = torch.Generator().manual_seed(4)
-    tables = [torch.randn(rows, 4, generator=generator) * torch.rand(rows, 1, generator=generator) ** 3
-              for rows in (4, 12)]  # fmt: skip
-    tables[1][3::4] = 0.0
-    return tables
 
 
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:

@@ -1,4 +1,4 @@
-"""Pictures of lesson 01: circles, spectra of updates, the fall of the loss, rows of an embedding."""
+"""Pictures of lesson 01: circles, spectra of updates, the fall of the loss, and the race."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..pictures.spectra import Curve, card, decades, draw_spectra, plot, style
 from ..widgets.shell import Shell, choice, play, show, slider
 from .exercises import loudest
 from .race import MUON_TOO, RACERS, SEEDS, Race
-from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, RowChanges, svd_muon, updates_of
+from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, svd_muon, updates_of
 
 LOOKS = {
     "SGD": (SGD, "-"),
@@ -27,7 +27,6 @@ LOOKS = {
 }
 _RELATIVE = "loudness, of the loudest"
 _LEGEND: dict[str, Any] = {"fontsize": 11, "frameon": False, "labelcolor": INK, "loc": "upper right"}
-_NAMES = {10: "newline", 32: "space"}
 
 
 def hero() -> Picture:
@@ -126,26 +125,6 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     return finish(figure, "why_muon-drops", f"How far the loss falls, in units of SGD's promise. {said}.")
 
 
-def picture_of_rows(rows: RowChanges) -> Picture:
-    """In the embedding's update, how much each byte's row changes when another byte's gradient is erased."""
-    figure = card(640, 330)
-    erased, said = _NAMES.get(rows.erased, chr(rows.erased)), []
-    title = f"Other bytes' rows, when the {erased}'s gradient is erased"
-    axes = style(figure.add_subplot(), title, "times the byte was read", "change of its update")
-    for who, changes in rows.changes.items():
-        said.append(f"{who}: median {changes.median():.0%}, at most {changes.max():.0%}")
-        if who != "SGD":  # has the same zeros as Adam
-            color, counts = LOOKS.get(who, LOOKS["Muon, exact"])[0], rows.counts.tolist()
-            axes.plot(counts, changes.tolist(), "o", label=who, color=color, markersize=7, alpha=0.75)
-    axes.set(xscale="log", ylim=(-0.03, 0.63), xlim=(0.8, 200))
-    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
-    axes.set_yticks([0, 0.2, 0.4, 0.6], ["0 %", "20 %", "40 %", "60 %"])
-    axes.legend(**_LEGEND)
-    figure.tight_layout()
-    start = f"The {erased}'s gradient is erased. How much do the {len(rows.counts)} other rows change? "
-    return finish(figure, "why_muon-rows", start + "; ".join(said) + ".")
-
-
 LINES = {"SGD": SGD, "AdamW": ADAMW, "Muon": MUON}
 
 
@@ -200,23 +179,3 @@ def say_extra_lanes(race: Race) -> str:
     spread = ", ".join(f"{loss:.3f}" for loss in others)
     head, note = f"{'Muon steps':>22}  last loss", f"(hidden matrices alone, other seeds: {spread})"
     return "\n".join([head, *rows, note])
-
-
-def picture_of_tuning(race: Race) -> Picture:
-    figure = card(640, 300)
-    axes = style(figure.add_subplot(), "Every learning rate that was tried", "learning rate", "last loss")
-    said = []
-    for who in RACERS:
-        tried = race.tried(who)
-        rates, losses = [curve.rate for curve in tried], [curve.last for curve in tried]
-        axes.plot(rates, losses, "o-", color=LINES[who], linewidth=1.8, markersize=5)
-        best = race.best(who)
-        axes.plot(best.rate, best.last, "o", markersize=13, markerfacecolor="none", color=INK)
-        write(axes, rates[-1] * 1.1, losses[-1], who, 12, color=LINES[who], weight="bold")
-        said.append(f"{who}: from {rates[0]:g} to {rates[-1]:g}, best at {best.rate:g}")
-    axes.set(xscale="log", xlim=(8e-4, 1.0))
-    axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])
-    axes.minorticks_off()
-    figure.tight_layout()
-    words = f"The learning rates tried for the hidden matrices. {'; '.join(said)}."
-    return finish(figure, "why_muon-tuning", words)

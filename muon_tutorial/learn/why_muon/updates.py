@@ -132,11 +132,10 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 class RowChanges:
     """In the embedding's update, how much other bytes' rows change when one byte's gradient is erased.
 
-    ``counts``: how often a byte was read. ``changes``: the norm of a row's change, divided by the row's norm.
+    ``changes``: by optimizer, the norm of each row's change, divided by the row's norm.
     """
 
     erased: int
-    counts: Tensor
     changes: Mapping[str, Tensor]
 
 
@@ -152,13 +151,16 @@ def erase_a_byte(run: TrainedGPT) -> RowChanges:
     updates = {"SGD": (G, less), "Adam": (G / usual, less / usual), "Muon": (svd_muon(G), svd_muon(less))}
     pairs = {who: (full[others], part[others]) for who, (full, part) in updates.items()}
     changes = {who: (full - part).norm(dim=1) / full.norm(dim=1) for who, (full, part) in pairs.items()}
-    return RowChanges(erased, counts[others], changes)
+    return RowChanges(erased, changes)
 
 
-def table_update(G: Tensor) -> Tensor:
-    """The hard exercise's reference: each row of a table's gradient scaled to length 1; zeros stay zeros."""
-    lengths = G.norm(dim=1, keepdim=True)
-    return torch.where(lengths > 0, G / lengths, 0.0)
+def say_rows(rows: RowChanges) -> str:
+    """How much the updates of other bytes' rows change when one byte's gradient is erased."""
+    erased = {10: "newline", 32: "space"}.get(rows.erased, chr(rows.erased))
+    lines = [f"the {erased}'s gradient is erased; change of the other {len(rows.changes['Muon'])} rows:"]
+    for who, changes in rows.changes.items():
+        lines.append(f"{who:>6}  median {changes.median():>4.0%}, at most {changes.max():>4.0%}")
+    return "\n".join(lines)
 
 
 def say_cost(G: Tensor, times: int = 5) -> str:
