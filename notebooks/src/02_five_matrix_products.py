@@ -312,15 +312,9 @@ print(lesson.say_steps(rows, recorded.matrix))
 # %% [markdown]
 # No: the distance stays near 0.2, because the values never settle.
 #
-# ## Play: your numbers against theirs
+# ## Other numbers
 #
-# Do your `a`, `b` and `c` bring this gradient's singular values nearer to 1, on average, than the published ones?
-
-# %%
-lesson.duel(live=widgets)
-
-# %% [markdown]
-# How many steps lift a quiet value to a half?
+# Other `a`, `b` and `c` have been published, too. How many steps does each triple take to lift a quiet value to a half?
 #
 # *Easy · 4 minutes · required*
 

@@ -50,17 +50,13 @@ PUBLISHED: Mapping[str, Sequence[package.Triple]] = {
 """Published coefficients of five steps; ``newton_schulz.py`` names their sources."""
 
 
-def mean_distance(values: Tensor, triples: Coefficients) -> float:
-    return (polynomial(values, SCOPE_STEPS, triples) - 1).abs().mean().item()
-
-
 def say_published() -> str:
     """For each set of coefficients: the mean and largest distance of values from 1, and where 0.001 goes."""
     lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
     for name, triples in PUBLISHED.items():
         quiet = polynomial(torch.tensor(0.001, dtype=torch.float64), SCOPE_STEPS, triples)
-        mean = mean_distance(spectra()["gradient"], triples)
+        mean = (polynomial(spectra()["gradient"], SCOPE_STEPS, triples) - 1).abs().mean()
         far = (polynomial(starts, SCOPE_STEPS, triples) - 1).abs().max()
         lines.append(f"{name:>13}  {mean:>13.3f}  {far:>15.3f}  {quiet:>13.2f}")
     return "\n".join(lines)

@@ -87,13 +87,15 @@ def stops(control: Any) -> dict[str, Any]:
 
 def slider(label: str, last: int, first: int = 0, start: int | None = None) -> Any:
     """A slider over whole numbers that reports while it moves."""
-    value, look = first if start is None else start, slider_look()
-    return ipywidgets.IntSlider(value, first, last, description=label, continuous_update=True, **look)
-
-
-def slider_look() -> dict[str, Any]:
-    """The width of a slider, and that of its label."""
-    return {"layout": ipywidgets.Layout(width="420px"), "style": {"description_width": "90px"}}
+    return ipywidgets.IntSlider(
+        first if start is None else start,
+        first,
+        last,
+        description=label,
+        continuous_update=True,
+        layout=ipywidgets.Layout(width="420px"),
+        style={"description_width": "90px"},
+    )
 
 
 def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:
