@@ -54,7 +54,7 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 
 def guess_stuck() -> Exercise:
-    """The prediction: in how many settings of the switches a rank waits for ever."""
+    """The prediction: in how many settings of who sends first a rank waits for ever."""
     rest = "As soon as one sends to a neighbour that receives, the rest can follow."
     other = "In one, all ranks send first. What else can all do at the same time?"
     praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."

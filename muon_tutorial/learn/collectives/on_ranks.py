@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -172,58 +172,36 @@ def say_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) ->
 First = Literal["send", "receive"]
 Setting = tuple[First, ...]
 Exchange = Callable[[Any, int, int, Sequence[First]], Any]
-SWITCHES = 4
+SETTINGS: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat=4))
+"""What each rank in a ring of four may do first."""
 SHORT, AMPLE = 3.0, 60.0
-EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat=SWITCHES))
 
 
-def moments_of(setting: Setting) -> list[list[int]]:
-    """For each moment, the ranks whose message passes. The list ends when no message can pass.
-
-    >>> moments_of(("send", "receive", "send", "receive")), moments_of(("send",) * 4)
-    ([[0, 2], [1, 3]], [])
-    """
-    ranks = len(setting)
-    left = [["send", "receive"] if first == "send" else ["receive", "send"] for first in setting]
-    found, pairs = [], [(left[rank], left[(rank + 1) % ranks]) for rank in range(ranks)]
-    while passing := [r for r, (a, b) in enumerate(pairs) if a[:1] == ["send"] and b[:1] == ["receive"]]:
-        for sender, receiver in (pairs[rank] for rank in passing):
-            sender.pop(0)
-            receiver.pop(0)
-        found.append(passing)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class SettingRuns:
-    """For each setting of the switches, whether all messages arrived. Deadlocks end after ``SHORT`` s."""
-
-    arrived: dict[Setting, bool]
-
-    @property
-    def stuck(self) -> int:
-        return sum(not arrived for arrived in self.arrived.values())
-
-
-def run_every_setting(exchange: Exchange, backend: str = "gloo") -> SettingRuns:
-    """Run ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
-    arrived = {}
-    for setting in EVERY:
+def run_every_setting(exchange: Exchange, backend: str = "gloo") -> dict[Setting, bool]:
+    """For each setting, whether ``exchange(mine, rank, ranks, first)`` ends on real ranks."""
+    ended = {}
+    for setting in SETTINGS:
+        is_alike = len(set(setting)) == 1  # a deadlock, so patience is short
         try:
-            run = run_setting(exchange, setting, backend, AMPLE if moments_of(setting) else SHORT)
+            run = run_setting(exchange, setting, backend, SHORT if is_alike else AMPLE)
         except RankFailedError:  # a busy machine could not start the ranks in time
-            if moments_of(setting):
+            if not is_alike:
                 raise
             run = run_setting(exchange, setting, backend, 5 * SHORT)
-        arrived[setting] = has_arrived(run)
-    return SettingRuns(arrived)
+        ended[setting] = has_arrived(run)
+    return ended
+
+
+def say_stuck(ended: Mapping[Setting, bool]) -> str:
+    """The settings in which all ranks waited for ever."""
+    return "\n".join(f"all wait: {', '.join(setting)}" for setting, done in ended.items() if not done)
 
 
 def run_setting(exchange: Exchange, setting: Setting, backend: str, patience: float = SHORT) -> CollectiveRun:
     def algorithm(mine: Tensor, rank: int, ranks: int) -> Any:
         return exchange(mine, rank, ranks, setting)
 
-    return play_on_ranks(algorithm, my_piece, SWITCHES, backend, patience)
+    return play_on_ranks(algorithm, my_piece, len(setting), backend, patience)
 
 
 def has_arrived(run: CollectiveRun) -> bool:

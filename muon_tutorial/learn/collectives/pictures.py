@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from ..pictures import picture
-from ..pictures.colours import CARD, EMPTY, INK, OTHER, QUIET, RIGHT, WRONG, WRONG_FILL, rank_colour
+from ..pictures.colours import EMPTY, INK, OTHER, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, Point, between, blank, centred, finish, heading, rectangle, write
 from ..pictures.spectra import card, style
-from ..widgets.shell import Shell, choice, play
+from ..widgets.shell import Shell, play
 from .messages import HeldPieces, Message, MessageLog, first_repeat, holdings_after, of_ring_all_reduce
-from .on_ranks import EVERY, ITEM, NUMEL, SHORT, SWITCHES, First, LinkSpeed, Setting, SettingRuns, moments_of
+from .on_ranks import ITEM, NUMEL, LinkSpeed
 
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 126, 46, 84, 62, 30
 _GREY = "a digit is a piece, named for the rank that brings it; grey: not here yet"
@@ -71,9 +68,8 @@ def draw_ladder(run: MessageLog, words: tuple[str, str], name: str, last: int | 
                 if lost:
                     stop = between(start, stop, 0.55)
                     centred(axes, *stop, "✕", 13, color=WRONG, zorder=8)
-                line = "--" if lost else "-"
-                look: Any = {"linestyle": line, "linewidth": 1.3, "mutation_scale": 11, **_TO_THE_END}
-                picture.arrow(axes, start, stop, zorder=5, color=colour, **look)
+                look: Any = {"linestyle": "--" if lost else "-", "linewidth": 1.3, "mutation_scale": 11}
+                picture.arrow(axes, start, stop, zorder=5, color=colour, shrinkA=0, shrinkB=0, **look)
                 label, fill = "?", EMPTY
                 if message.content is not None:
                     label, fill = str(message.content.piece), rank_colour(message.content.piece)
@@ -159,121 +155,3 @@ def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[flo
     said = "; ".join(f"{size:,} bytes {time * 1e6:.0f} µs" for size, time in zip(sizes, seconds, strict=True))
     words = f"latency {wire.latency * 1e6:.0f} µs, bandwidth {wire.bandwidth / 1e9:.2f} GB/s"
     return finish(figure, "collectives-wire", f"{title}: {said}. The model: {words}.")
-
-
-_WIDE, _HIGH = 560, 420
-_DASHED = "dashed: not sent yet · bold: passes just now"
-_TO_THE_END: Any = {"shrinkA": 0, "shrinkB": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    """A ring of ranks with one setting of the switches, after ``moment`` moments, and where it is drawn."""
-
-    setting: Setting
-    moment: int
-    left: float = 140
-    right: float = 420
-
-    @property
-    def spots(self) -> tuple[tuple[float, float], ...]:
-        """The ranks' places; messages go round clockwise."""
-        return (self.left, 130), (self.right, 130), (self.right, 300), (self.left, 300)
-
-    @property
-    def now(self) -> list[int]:
-        film = moments_of(self.setting)
-        return film[self.moment - 1] if 0 < self.moment <= len(film) else []
-
-    @property
-    def done(self) -> list[int]:
-        return [rank for passing in moments_of(self.setting)[: self.moment] for rank in passing]
-
-    def state(self, rank: int) -> str:
-        sent, received = rank in self.done, (rank - 1) % SWITCHES in self.done
-        if sent and received:
-            return "done"
-        sending = not sent and (received or self.setting[rank] == "send")
-        return f"sends to {(rank + 1) % SWITCHES}" if sending else f"waits for {(rank - 1) % SWITCHES}"
-
-
-def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
-    """A switch for each rank, and a film of the ring with these switches; below it, how real ranks ended."""
-    options: dict[str, First] = {"send first": "send", "receive first": "receive"}
-    knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
-    return play(partial(draw_setting, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
-
-
-def draw_setting(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
-    """The ring after ``moment`` moments: which messages passed, what ranks do, and how real ranks ended."""
-    ring = _Ring(tuple(firsts[f"rank_{rank}"] for rank in range(SWITCHES)), moment)
-    figure, axes = blank(_WIDE, _HIGH)
-    heading(axes, f"After {moment} moment{'s' * (moment != 1)}", _DASHED)
-    _draw_ring(axes, ring, runs)
-    return finish(figure, "collectives-switches", _say_ring(runs, ring))
-
-
-def draw_flip(runs: SettingRuns) -> Picture:
-    """Two rings half-way through their exchange: a deadlock, and the same ring with one switch flipped."""
-    rings = _Ring(("send",) * 4, 2, 100, 330), _Ring(("receive", "send", "send", "send"), 2, 560, 790)
-    figure, axes = blank(890, _HIGH)
-    heading(axes, "After 2 moments: all send first, and the same with rank 0 flipped", _DASHED)
-    for ring in rings:
-        _draw_ring(axes, ring, runs)
-    return finish(figure, "collectives-flip", " Beside it: ".join(_say_ring(runs, ring) for ring in rings))
-
-
-def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
-    for rank in range(SWITCHES):
-        start, stop = ring.spots[rank], ring.spots[(rank + 1) % SWITCHES]
-        off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
-        ends = between(start, stop, off), between(start, stop, 1 - off)
-        line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
-        look = {"linestyle": line, "linewidth": 3.4 if rank in ring.now else 1.6, **_TO_THE_END}
-        picture.arrow(axes, *ends, mutation_scale=20, color=colour, **look)
-    for rank, (x, y) in enumerate(ring.spots):
-        rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
-        centred(axes, x, y - 10, f"rank {rank}", 11.5, weight="bold", zorder=5)
-        centred(axes, x, y + 12, ring.state(rank), zorder=5)
-    frame = (ring.left - 88, 364, ring.right - ring.left + 176, 40)
-    picture.verdict(axes, frame, _end(runs, ring.setting), runs.arrived[ring.setting], 11)
-
-
-def _end(runs: SettingRuns, setting: Setting) -> str:
-    if runs.arrived[setting]:
-        return "on real processes, all messages arrived"
-    return f"on real processes, all stood still for {SHORT:g} s"
-
-
-def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
-    firsts = ", ".join(f"rank {rank} {first}" for rank, first in enumerate(ring.setting))
-    passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in ring.now) or "none"
-    states = ", ".join(f"rank {rank} {ring.state(rank)}" for rank in range(SWITCHES))
-    now = f"After moment {ring.moment}, messages that pass just now: {passing}"
-    return f"At first: {firsts}. {now}. {states}. In the end, {_end(runs, ring.setting)}."
-
-
-def draw_every_setting(runs: SettingRuns) -> Picture:
-    columns, wide, high, top = 4, 150, 118, 72
-    figure, axes = blank(columns * wide + 16, top + high * (len(EVERY) // columns) + 8)
-    title = f"All {len(EVERY)} settings of the switches, on real processes"
-    heading(axes, title, "S: sends first · R: receives first")
-    for number, setting in enumerate(EVERY):
-        left, y = 16 + number % columns * wide, top + number // columns * high
-        right = runs.arrived[setting]
-        edge, fill = (RIGHT, CARD) if right else (WRONG, WRONG_FILL)
-        rectangle(axes, left, y, wide - 14, high - 14, fill, edgecolor=edge, linewidth=1.2 if right else 2.6)
-        for rank, first in enumerate(setting):
-            x = left + 10 + 30 * rank
-            frame, letter = (x, y + 12, 26, 30), first[0].upper()
-            picture.tile(axes, frame, rank_colour(rank), letter, 11.5, linewidth=0.9, weight="bold")
-        moments = len(moments_of(setting))
-        word = f"✓ {moments} moments" if right else "✗ stuck"
-        centred(axes, left + (wide - 14) / 2, y + 74, word, color=edge, weight="bold")
-    stuck = [setting for setting, arrived in runs.arrived.items() if not arrived]
-    said = " and ".join(f"{', '.join(setting)}" for setting in stuck)
-    alt = (
-        f"All {len(EVERY)} settings of {SWITCHES} switches, each run on real processes. {len(stuck)} of them "
-        f"stand still: {said}. In all others every message arrives, in 2 to {SWITCHES} moments."
-    )
-    return finish(figure, "collectives-every-setting", alt)
