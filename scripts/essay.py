@@ -24,7 +24,8 @@ from muon_tutorial.learn.course import series
 from muon_tutorial.learn.cuts.pictures import draw_holders
 from muon_tutorial.learn.early_return import pictures as early
 from muon_tutorial.learn.early_return import steps as early_steps
-from muon_tutorial.learn.first_muon.saboteur import MOMENTS, draw_sabotage, sabotaged
+from muon_tutorial.learn.first_muon.on_ranks import imitate, owner_lacks
+from muon_tutorial.learn.first_muon.pictures import draw_run
 from muon_tutorial.learn.pictures.colours import RANKS
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.shards_alone import directions
@@ -51,7 +52,7 @@ def stills() -> dict[str, Picture]:
         "who": draw_holders(plan_of(2, 2), "o"),
         "phases": replay.film(recording.load()),
         "network": network.draw_orders(2, 2, essay_recorder.SEED),
-        "sabotage": draw_sabotage(sabotaged(essay_recorder.SABOTAGED, 1, "k1", "lost"), MOMENTS),
+        "sabotage": draw_run(imitate(4, lacking=owner_lacks("k1", 4), skips=True)),
         "alone": directions.hero(),
         "cost": draw_small_bills(2, 2),
         "time": early.draw_recorded(steps, said, "zero1", 1, "200mbit"),

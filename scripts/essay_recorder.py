@@ -15,7 +15,6 @@ from typing import Any
 from muon_tutorial import Coordinate, Grid, Plan
 from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
-from muon_tutorial.learn.first_muon import saboteur
 from muon_tutorial.learn.first_muon.on_ranks import SHAPES
 from muon_tutorial.learn.many_ranks.scaling import MACHINE, matrices_of
 from muon_tutorial.learn.pictures import holdings
@@ -28,6 +27,7 @@ from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.timeline import StepTimeline
+from scripts import essay_sabotage
 from scripts.picture import letters
 
 SEED = 0
@@ -179,14 +179,14 @@ def saboteur_data() -> dict[str, Any]:
     runs = {}
     for rank in range(SABOTAGED):
         for matrix in SHAPES:
-            for fault in saboteur.FAULTS.values():
-                run = saboteur.sabotaged(SABOTAGED, rank, matrix, fault, SEED)
+            for fault in essay_sabotage.FAULTS.values():
+                run = essay_sabotage.sabotaged(SABOTAGED, rank, matrix, fault, SEED)
                 rows = [[0] * len(SHAPES) for _ in run.agree]
                 for moment, wrong, name in run.wrong:
                     rows[moment][list(SHAPES).index(name)] |= 1 << wrong
                 runs[f"{rank} {matrix} {fault}"] = {"wrong": rows, "agree": list(map(int, run.agree))}
-    names = {"matrices": list(SHAPES), "phases": saboteur.PHASES, "faults": saboteur.FAULTS}
-    return {"ranks": SABOTAGED, "steps": saboteur.STEPS, **names, "runs": runs}
+    names = {"matrices": list(SHAPES), "phases": essay_sabotage.PHASES, "faults": essay_sabotage.FAULTS}
+    return {"ranks": SABOTAGED, "steps": essay_sabotage.STEPS, **names, "runs": runs}
 
 
 def alone_data() -> dict[str, Any]:

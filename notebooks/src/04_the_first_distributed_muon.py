@@ -175,15 +175,6 @@ print(lesson.say_outcome(torn))
 # %% [markdown]
 # All ranks agree, because all added up the same buffers. Only a comparison with *one process* finds the mistake.
 #
-# ## Be the saboteur
-#
-# Spoil one gradient in step 1, first on its matrix's owner, then elsewhere. What differs from an undisturbed training
-# turns red, and the box below, on the left, says whether ranks agree.
-
-# %%
-lesson.explore_sabotage(dp, live=widgets)
-
-# %% [markdown]
 # ## Fix it
 #
 # The place of a matrix in the buffer must follow from what all ranks know, here the shapes. Write the function so

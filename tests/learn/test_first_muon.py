@@ -162,14 +162,3 @@ def test_the_makespans_of_five_matrices_are_those_of_all_ways_to_deal_them_out()
     every = [max(lesson.loads_of(lesson.TOY, owners, 2)) for owners in itertools.product((0, 1), repeat=5)]
     assert (longest, best) == (17, min(every))
     assert lesson.check_toy().check(longest, best)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("name", ["k1", "down2"])
-def test_a_lost_gradient_spoils_what_intervals_predict_and_then_everything(ranks: int, name: str) -> None:
-    owner = sharing.place_of(name).owner(ranks)
-    run = lesson.sabotaged(ranks, owner, name, "lost")
-    assert run.wrong_at(0) == [name]
-    assert set(run.wrong_at(2)) - {name} == set(misplaced.early_wrong(ranks, ((owner, name),))) - {name}
-    assert len(run.wrong_at(3)) == len(run.wrong_at(5)) == 12
-    assert all(run.agree)

@@ -15,8 +15,8 @@ from muon_tutorial import Grid
 from muon_tutorial.evidence.memory import plan_memory
 from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import plan_of, recorded
-from muon_tutorial.learn.first_muon.on_ranks import PLACES, SHAPES
-from muon_tutorial.learn.first_muon.saboteur import sabotaged
+from muon_tutorial.learn.first_muon.exercises import early_wrong
+from muon_tutorial.learn.first_muon.on_ranks import PLACES, SHAPES, owner_lacks, place_of
 from muon_tutorial.learn.many_ranks.scaling import matrices_of
 from muon_tutorial.learn.shards_alone import cuts
 from muon_tutorial.learn.the_mirror import on_ranks
@@ -26,6 +26,7 @@ from muon_tutorial.learn.zero1_buffer.ranges import locate
 from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens
+from scripts.essay_sabotage import sabotaged
 
 from . import lab
 from .reading import FETCHED, parsed
@@ -166,6 +167,17 @@ def test_red_is_where_a_sabotaged_training_differs_and_only_an_owner_does_harm(d
             if bits >> each & 1
         }
         assert wrong == truth.wrong
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["k1", "down2"])
+def test_a_lost_gradient_spoils_what_intervals_predict_and_then_everything(ranks: int, name: str) -> None:
+    run = sabotaged(ranks, place_of(name).owner(ranks), name, "lost")
+    wrong_at = [{each for when, _, each in run.wrong if when == moment} for moment in range(6)]
+    assert wrong_at[0] == {name}
+    assert wrong_at[2] - {name} == set(early_wrong(ranks, owner_lacks(name, ranks))) - {name}
+    assert wrong_at[3] == wrong_at[5] == set(SHAPES)
+    assert all(run.agree)
 
 
 def test_heat_maps_and_their_numbers_are_those_of_the_gradient(data: dict[str, Any]) -> None:
