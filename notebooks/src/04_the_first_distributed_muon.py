@@ -75,7 +75,7 @@ print(lesson.say_axes(dp, tp))
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
-lesson.explore(first, live=widgets)
+lesson.draw_run(first, "first_muon-first")
 
 # %% [markdown]
 # If one more rank joins, who owns `down2`, the last of the twelve? And what fraction of all the ranks' buffers, the

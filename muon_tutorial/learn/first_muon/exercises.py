@@ -341,7 +341,7 @@ def quiz(ranks: int) -> Exercise:
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = on_ranks.predict_ring(ranks)
     return numbers(
-        ("zeros", LENGTH - own, "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0)."),
+        ("zeros", LENGTH - own, "Count the grey entries of rank 0, or ask first.zeros(0)."),
         (
             "busiest",
             fair_shares(WORST),

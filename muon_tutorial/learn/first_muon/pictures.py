@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from matplotlib.axes import Axes
@@ -13,12 +12,13 @@ from torch import Tensor
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..pictures.spectra import card, style
-from ..widgets.shell import Shell, choice, rank_choice, show, slider
+from ..widgets.shell import Shell, show, slider
 from . import exercises
 from .exercises import COSTS, MOST, TOY, TOY_BEST, WAYS, WORST, loads_of, plan_of, ranks_of, say_ranks
 from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
 
-MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
+When = Literal["before", "after"]
+"""Before the sum, or after it."""
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
 _SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
 _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
@@ -30,39 +30,27 @@ def hero() -> Picture:
     return draw_run(imitate(4), "first_muon-hero")
 
 
-def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
-    """Owners, and all buffers at one moment. One buffer is framed, and its entries are counted."""
-    figure, axes = blank(_WIDTH, round(_RULER + 96 + run.ranks * _STEP))
-    title = list(MOMENTS)[moment]
-    _draw_ruler(axes, run, f"{moment + 1} · {title}")
-    for row in range(run.ranks):
-        _draw_row(axes, run, row, moment, _RULER + 56 + row * _STEP, bold=row == rank)
-    said = _say_count(run, moment, rank)
-    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said)
-    return finish(figure, f"first_muon-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
-
-
 def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
     """The whole step: owners, what each rank brings, and what comes back. Wrong places are framed."""
     shown = [0] if run.agree() else list(range(run.ranks))
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
-    _draw_ruler(axes, run, "each matrix has an owner")
+    _draw_ruler(axes, run)
     said = "what each rank hands to the all_reduce: its own updates, and zeros (grey)"
     write(axes, _LEFT, _RULER + 50, said)
     for rank in range(run.ranks):
-        _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
+        _draw_row(axes, run, rank, "before", _RULER + 62 + rank * _STEP, f"rank {rank}")
     wrong = run.wrong()
     verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
     write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}")
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
-        _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
+        _draw_row(axes, run, rank, "after", second + 26 + row * _STEP, label)
     return finish(figure, name, say_run(run))
 
 
-def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
-    write(axes, 12, 22, title, 12, weight="bold")
+def _draw_ruler(axes: Axes, run: SharingRun) -> None:
+    write(axes, 12, 22, "each matrix has an owner", 12, weight="bold")
     for rank in range(run.ranks):
         left = _LEFT + 200 + rank * min(84, 580 / run.ranks)
         rectangle(axes, left, 15, 14, 14, rank_colour(rank), linewidth=0.8)
@@ -74,13 +62,10 @@ def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
         _write_name(axes, place.start, place.stop, _RULER, place.name)
 
 
-def _draw_row(
-    axes: Axes, run: SharingRun, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
-) -> None:
-    weight = "bold" if bold else "normal"
-    write(axes, 12, top + _HIGH / 2, label or f"rank {rank}", weight=weight)
+def _draw_row(axes: Axes, run: SharingRun, rank: int, when: When, top: float, label: str) -> None:
+    write(axes, 12, top + _HIGH / 2, label)
     _block(axes, 0, LENGTH, top, EMPTY)
-    for start, stop, code in _pieces(_codes(run, rank, moment)):
+    for start, stop, code in _pieces(_codes(run, rank, when)):
         if code & (code - 1):  # several ranks' bits
             _block(axes, start, stop, top, CARD, edgecolor=WRONG, linewidth=0.6, hatch="/////")
         else:
@@ -88,12 +73,10 @@ def _draw_row(
     for place in PLACES[1:]:
         x = _LEFT + place.start * _SCALE
         axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
-    for start, stop, name in _names(run, rank, moment):
+    for start, stop, name in _names(run, rank, when):
         _write_name(axes, start, stop, top, name, zorder=8)
-    for place in run.wrong_places(rank) if moment == 2 else ():
+    for place in run.wrong_places(rank) if when == "after" else ():
         _block(axes, place.start, place.stop, top, "none", edgecolor=WRONG, linewidth=2.2, zorder=9)
-    if bold:
-        _block(axes, 0, LENGTH, top, "none", linewidth=2.6, zorder=9)
 
 
 def _block(axes: Axes, start: int, stop: int, top: float, fill: str, **look: Any) -> None:
@@ -105,11 +88,9 @@ def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look
     centred(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, **look)
 
 
-def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
-    """For each entry of a rank's buffer at a moment, which ranks wrote it, one bit per rank. Zeros have 0."""
-    if moment == 0:
-        return torch.zeros(LENGTH, dtype=torch.long)
-    if moment == 1:
+def _codes(run: SharingRun, rank: int, when: When) -> Tensor:
+    """For each entry of a rank's buffer, which ranks wrote it, one bit per rank. Zeros have 0."""
+    if when == "before":
         return (run.filled(rank) != 0).long() << rank
     after = run.after(rank)
     return torch.where((after == 0) | after.isnan(), 0, run.writers())
@@ -123,26 +104,14 @@ def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
     return [piece for piece in pieces if piece[2]]
 
 
-def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
-    """Updates that are complete in a rank's buffer at a moment: (start, stop, name)."""
-    if moment == 1:
+def _names(run: SharingRun, rank: int, when: When) -> Iterator[tuple[int, int, str]]:
+    """Updates that are complete in a rank's buffer: (start, stop, name)."""
+    if when == "before":
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
-    if moment == 2:
+    else:
         right, wrong = run.expected(), run.wrong_places(rank)
         there = (place for place in PLACES if place not in wrong and bool(right[place.slice].any()))
         yield from ((place.start, place.stop, place.name) for place in there)
-
-
-def _say_count(run: SharingRun, moment: int, rank: int) -> str:
-    if moment == 0:
-        return f"rank {rank}: all {LENGTH:,} entries of its buffer are zero."
-    own, zeros = LENGTH - run.zeros(rank), run.zeros(rank)
-    if moment == 1:
-        part = f"{zeros:,} are zeros ({zeros / LENGTH:.0%})"
-        return f"rank {rank}: {own:,} entries are its own updates, {part}."
-    zeros = int((run.after(rank) == 0).sum())
-    came = LENGTH - own - zeros
-    return f"rank {rank}: {own:,} entries were its own, {came:,} came from others, {zeros:,} are zero."
 
 
 def say_run(run: SharingRun) -> str:
@@ -172,11 +141,6 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
             mixed.append(f"{place.name} ({say_ranks(writers)})")
     sums = f"; sums of several ranks' updates in {', '.join(mixed)}" if mixed else ""
     return f"wrong places: {', '.join(wrong)}{sums}"
-
-
-def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
-    buttons = {"moment": choice("moment", MOMENTS, width=120), "rank": rank_choice(run.ranks)}
-    return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, **buttons)
 
 
 def draw_loads(ranks: int) -> Picture:
