@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any
-# matrix, which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary,
-# which ranks need them, and what that costs, all found with functions of your own, on real processes.
+# **Fifty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
+# its memory. You can also say which matrices straddle a boundary, which ranks need them, and what that costs, all
+# found with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
@@ -57,7 +57,7 @@ from muon_tutorial import launch
 from muon_tutorial.learn import zero1_buffer as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp, bucket)
-split, finding, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
+split, finding, ranges, sent, quiz = lesson.all_exercises(dp, tp, bucket)
 _ = my_muon.so_far("05")
 
 # %% [markdown]
@@ -307,55 +307,6 @@ lesson.draw_cuts(dp, tp)
 # With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in [Moonshot's
 # paper](https://arxiv.org/abs/2502.16982), gives equal slices, too, and each slice is one unbroken part of the list. A
 # slice is long, so it is sent in several pieces, its buckets.
-#
-# </details>
-#
-# ## The plan of all ranks
-#
-# Write the whole master plan, without messages or tp.
-#
-# <details><summary>Hint</summary>
-#
-# Go in two passes. First put the matrices into buckets, because the length of a slice depends on the whole bucket.
-# Then walk along each bucket and let your `local_range` find the rest.
-#
-# </details>
-#
-# *Hard · 15 minutes · optional · par 15 lines*
-
-# %% tags=["stub", "hard"]
-def all_ranges(sizes, dp, most):
-    # sizes: of the matrices; most: the limit of a bucket, in entries
-    # a list for each rank, with (bucket, global_range, local_range) for every matrix
-    buckets = [[]]  # numbers of matrices
-    ranges = [[] for place in range(dp)]
-    return ...
-
-# %%
-planned.check(all_ranges)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Without `buckets[-1] and`, a first matrix above the limit would leave an empty bucket in front of its own.
-#
-# ```python
-# def all_ranges(sizes, dp, most):
-#     buckets = [[]]
-#     for index, size in enumerate(sizes):
-#         if buckets[-1] and sum(sizes[i] for i in buckets[-1]) + size > most:
-#             buckets.append([])
-#         buckets[-1].append(index)
-#     ranges = [[] for place in range(dp)]
-#     for number, bucket in enumerate(buckets):
-#         length, start = math.ceil(sum(sizes[i] for i in bucket) / dp), 0
-#         for i in bucket:
-#             lies = (start, start + sizes[i])
-#             for place in range(dp):
-#                 ranges[place].append((number, lies, local_range(lies, place, length)))
-#             start += sizes[i]
-#     return ranges
-# ```
 #
 # </details>
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,56 +35,10 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
         assert_wrong(lesson.split_exercise(plan), *case)
 
 
-def by_hand(sizes: list[int], dp: int, most: int) -> Any:
-    """The notebook's solution."""
-    buckets: list[list[int]] = [[]]
-    for index, size in enumerate(sizes):
-        if buckets[-1] and sum(sizes[i] for i in buckets[-1]) + size > most:
-            buckets.append([])
-        buckets[-1].append(index)
-    ranges: list[list[Any]] = [[] for place in range(dp)]
-    for number, bucket in enumerate(buckets):
-        length, start = math.ceil(sum(sizes[i] for i in bucket) / dp), 0
-        for i in bucket:
-            lies = (start, start + sizes[i])
-            for place in range(dp):
-                ranges[place].append((number, lies, lesson.local_range(lies, place, length)))
-            start += sizes[i]
-    return ranges
-
-
-def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], int, int], Any]:
-    """A plan of all ranks that is right except for one change in every item."""
-    return lambda *given: [[change(*item) for item in ranges] for ranges in lesson.all_ranges(*given)]
-
-
-WRONG_PLANS = [
-    (lambda sizes, dp, most: None, "give a list of 4 lists"),
-    (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
-    (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
-    (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
-    (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
-    (changed(lambda bucket, whole, _: (bucket, whole, whole)), "its local_range is (0, 92), not (0, 120)"),
-    (lambda sizes, dp, most: sizes[99], "raised IndexError"),
-]
-
-
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (lesson.range_exercise, [(lesson.local_range, PASSES), (from_plan, PASSES)]),
     (partial(lesson.bytes_exercise, 4, 1, 400), [(882, 404, PASSES)]),
-    (lesson.plan_exercise, WRONG_PLANS),
 )
-
-
-def test_the_plan_by_hand_is_the_packages_at_par_and_a_wrong_one_is_drawn() -> None:
-    verdict = lesson.plan_exercise().check(by_hand)
-    assert verdict.passed
-    assert "par is 15." in verdict.message
-    drawn = lesson.plan_exercise().check(lambda sizes, dp, most: by_hand(sizes, dp, 10**6)).picture
-    assert drawn is not None
-    assert "Yours: rank 0:" in drawn.alt
-    for sizes, dp, most in lesson.TRIES:
-        assert by_hand(list(sizes), dp, most) == lesson.all_ranges(sizes, dp, most)
 
 
 @pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (7, 1)])

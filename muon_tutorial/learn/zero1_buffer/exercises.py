@@ -1,28 +1,14 @@
-"""Exercises of lesson 05: straddling matrices, the local range, bytes, all ranks' ranges, and the quiz."""
+"""Exercises of lesson 05: straddling matrices, the local range, bytes, and the quiz."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
 from ...plan.bucket import Interval
-from ..exercises import judge as judging
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    first,
-    guesses,
-    names_or_none,
-    numbers,
-    value_of,
-    written,
-)
-from . import ranges
+from ..exercises.judge import Exercise, guesses, names_or_none, numbers, written
 from .on_ranks import sent_for_momentum
-from .pictures import draw_memories
-from .ranges import BUCKETS, SHAPES, AllRanges, kept_of, padding_of, plan_of, slice_length, split_matrices
+from .ranges import BUCKETS, SHAPES, kept_of, padding_of, plan_of, slice_length, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 
@@ -139,75 +125,6 @@ def range_exercise() -> Exercise:
     return written(right, list(due), *slips, say=say, hints=hints, praise=praise, keeps=("local_range",))
 
 
-PAR_LINES = 15
-TRIES = (
-    ((120, 48, 165, 35, 130, 54, 33), 4, 400),
-    ((120, 48, 165, 35, 130, 54, 33), 5, 400),
-    ((120, 48, 165, 35, 130, 54, 33), 3, 200),
-    ((7,), 4, 100),
-    ((90, 500, 20, 20, 60), 2, 100),
-    ((64, 64, 64, 64), 8, 128),
-    ((5, 5, 5, 1), 3, 10),
-)
-"""(sizes, dp, largest bucket in entries) on which the plan of all ranks is tried."""
-
-
-def plan_exercise() -> Exercise:
-    """The exercise: bucket and ranges of every matrix on every rank, compared with the package's plan."""
-
-    def judge(function: AllRanges) -> str | Diagnosis | None:
-        return first(_judge_ranges(value_of(function, list(t[0]), *t[1:]), *t) for t in TRIES)
-
-    hints = (
-        "Matrices into buckets first; then for each bucket its slice length; then its matrices, by rank.",
-        "local_range(global_range, place, length) does the last part: call it for every place.",
-    )
-    par = Par("lines", PAR_LINES, lambda function: 1 + judging.lines_of(function))
-    return Exercise(judge, hints, "That is dist_meta, for all ranks, without a message.", par)
-
-
-def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | Diagnosis | None:
-    case = f"sizes {list(sizes)}, dp = {dp}, at most {most} entries: "
-    right = ranges.all_ranges(sizes, dp, most)
-    if not isinstance(said, Sequence) or len(said) != dp:
-        return f"{case}give a list of {dp} lists, one a rank."
-    for rank, mine in enumerate(said):
-        if not isinstance(mine, Sequence) or len(mine) != len(sizes):
-            return f"{case}rank {rank} needs {len(sizes)} entries, one a matrix, even where it keeps nothing."
-        if odd := [index for index, got in enumerate(mine) if not _is_triple(got)]:
-            return f"{case}rank {rank}, matrix {odd[0]}: give (bucket, global_range, local_range)."
-    for field in range(3):  # buckets first, because a wrong bucket explains a wrong range
-        for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
-            for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
-                mine_here = (got[0], tuple(got[1]), tuple(got[2]))
-                if mine_here[field] != due[field]:
-                    (start, stop), (first_of, last_of) = due[1], mine_here[1]
-                    told = (
-                        f"it lies in bucket {due[0]}, not {got[0]}.",
-                        f"in its bucket it lies from {start} to {stop}, not from {first_of} to {last_of}.",
-                        f"its local_range is {due[2]}, not {mine_here[2]}.",
-                    )
-                    what = f"{case}rank {rank}, matrix {index}: {told[field]}"
-                    return Diagnosis(what, (_FIELD_HINTS[field],), draw_memories(said, right))
-    return None
-
-
-def _is_triple(got: Any) -> bool:
-    return (
-        isinstance(got, Sequence)
-        and len(got) == 3
-        and isinstance(got[0], int)
-        and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in got[1:])
-    )
-
-
-_FIELD_HINTS = (
-    "A bucket is closed where the next matrix would make it larger than the limit, and not before.",
-    "global_range counts from the start of the bucket: it begins at 0 in each of them.",
-    "A slice is the bucket's length over dp, rounded up: the padding belongs to the bucket.",
-)
-
-
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at))
@@ -220,7 +137,7 @@ def quiz(plan: Plan) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: straddling matrices, an address, ranges, bytes, all ranks, quiz."""
+    """The notebook's exercises in order: straddling matrices, an address, ranges, bytes, quiz."""
     split = split_exercise(plan_of(dp + 1, tp, bucket))
     sent = bytes_exercise(dp, tp, bucket)
-    return split, address_exercise(), range_exercise(), sent, plan_exercise(), quiz(plan_of(dp, tp, bucket))
+    return split, address_exercise(), range_exercise(), sent, quiz(plan_of(dp, tp, bucket))

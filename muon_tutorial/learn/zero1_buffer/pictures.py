@@ -13,7 +13,6 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Rectangle
 
 from ... import Bucket, Plan
-from ...plan.bucket import Interval
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, write
 from ..pictures.spectra import style
@@ -301,31 +300,3 @@ def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
         for cost, most, time in zip(mine, worked, slowest, strict=True)
     ]
     return finish(figure, "zero1_buffer-buckets", " ".join(said))
-
-
-Ranges = Sequence[tuple[int, Interval, Interval]]
-
-
-def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
-    """The parts of matrices that each rank keeps: an answer's above, and the plan's below."""
-    title = "each rank's slices, matrix by matrix: yours above, the plan's below"
-    figure, axes = blank(_WIDTH, 50 + 68 * len(right), title, 12, 22)
-    lengths: dict[int, int] = {}
-    for number, _, (_, stop) in (each for of_rank in right for each in of_rank):
-        lengths[number] = max(lengths.get(number, 0), stop)
-    scale = 740 / max(sum(lengths.values()), 1)
-    starts = {number: sum(list(lengths.values())[:place]) for place, number in enumerate(lengths)}
-    for rank, due in enumerate(right):
-        top = 44 + 68 * rank
-        write(axes, 12, top + 26, f"rank {rank}")
-        for row, shown in enumerate((yours[rank] if rank < len(yours) else (), due)):
-            for index, (number, _, (start, stop)) in enumerate(shown):
-                first, last = (min(max(edge, 0), lengths.get(number, 0)) for edge in (start, stop))
-                if first < last:
-                    x = 96 + (starts.get(number, 0) + first) * scale
-                    wide = (last - first) * scale
-                    rectangle(axes, x, top + 28 * row, wide, 24, rank_colour(rank) if row else CARD)
-                    if wide > 16:
-                        centred(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26))
-    said = "; ".join(f"rank {rank}: {list(mine)}" for rank, mine in enumerate(yours))
-    return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's ranges are drawn below yours.")

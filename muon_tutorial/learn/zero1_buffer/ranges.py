@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ... import Bucket, DistMeta, Grid, Matrix, Plan, Shard, zero1
-from ...plan.bucket import Interval
 from ..my_muon.reference import local_range as local_range
 
 SHAPES = {"A": (12, 10), "B": (6, 8), "C": (15, 11), "D": (5, 7), "E": (10, 13), "F": (9, 6), "G": (3, 11)}
@@ -19,10 +17,6 @@ Cut = Literal["bucket", "list"]
 Gather = Literal["all", "boundary"]
 CUTS: tuple[Cut, ...] = ("bucket", "list")
 ITEM = 4
-
-Range = tuple[int, Interval, Interval]
-"""A matrix on one rank: its bucket, its interval in the bucket, and its interval in the rank's slice."""
-AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
 
 
 def plan_of(dp: int, tp: int, bucket: int, gather: Gather = "all", cut: Cut = "bucket") -> Plan:
@@ -98,14 +92,6 @@ def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
 def split_matrices(plan: Plan) -> list[str]:
     names = [meta.name for meta in plan.dist_meta(plan.grid.at(0))]
     return [name for name in names if len(kept_of(plan, name)) > 1]
-
-
-def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
-    """The exercise's reference: for each rank, the ranges of all matrices, from the package's plan."""
-    matrices = [Matrix(index, f"matrix {index}", (1, size)) for index, size in enumerate(sizes)]
-    plan = zero1(matrices, Grid.of(dp=dp, tp=1), cut="bucket", round_bytes=most * ITEM)
-    metas = (plan.dist_meta(plan.grid.at(rank)) for rank in range(dp))
-    return [[(meta.bucket_idx, meta.global_range, meta.local_range) for meta in mine] for mine in metas]
 
 
 def kept_of(plan: Plan, name: str) -> dict[int, int]:
