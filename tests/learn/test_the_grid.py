@@ -1,4 +1,4 @@
-"""Lesson 06: its checkers tell right from wrong on several grids, and its film shows what real ranks do."""
+"""Lesson 06: its checkers tell right from wrong on several grids and on real ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Grid, build_mesh, launch
+from muon_tutorial import Grid
 from muon_tutorial.learn import the_grid as lesson
-from muon_tutorial.learn.the_grid.pictures import NOBODY, film_of
 
 from .answers import PASSES, assert_quiz, judged
 
@@ -128,9 +127,6 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
 )
 
 
-# Pictures and the film.
-
-
 # On real ranks.
 
 
@@ -183,29 +179,3 @@ test_a_wrong_way_to_answer_is_told_who_left_out_what = judged(
     (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
     (partial(lesson.answers_exercise, 2, 2, timeout=2.0), WAITING),
 )
-
-
-def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
-    """The cell of lesson 06."""
-    mesh, known = build_mesh({"dp": dp, "tp": tp}, timeout=3), [rank]
-    for axis in ("tp", "dp"):
-        if axis == "tp" and rank == skipper:
-            continue
-        heard: list[Any] = [None] * mesh[axis].size()
-        try:
-            dist.all_gather_object(heard, known, group=mesh.get_group(axis))
-        except RuntimeError:
-            return f"its {axis} group"
-        known = sorted(set().union(*heard))
-    return known
-
-
-@pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
-def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skips: int) -> None:
-    found = launch(_row_then_column, dp * tp, args=(dp, tp, skips))
-    last = film_of(Grid.of(dp=dp, tp=tp), "tp", skips)[-1]
-    for rank, each in enumerate(found):
-        assert isinstance(each, str) == (rank in last.waits)
-        assert isinstance(each, str) or set(each) == last.heard[rank]
-    lines = lesson.say_calls(found).splitlines()
-    assert all(("timed out in its" in line) == (rank in last.waits) for rank, line in enumerate(lines))

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from ... import Grid
-from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, MARKED, QUIET, TP_GROUP, WRONG, rank_colour
+from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, QUIET, TP_GROUP, rank_colour
 from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
-from ..widgets.shell import RankButtons, Shell, choice, play, show
+from ..widgets.shell import RankButtons, Shell, show
 from .on_ranks import read_groups, say_ranks
 
 _WIDTH, _MARGIN = 880, 24.0
 _EDGE = {"tp": TP_GROUP, "dp": DP_GROUP}
 _DASHES = {"tp": "-", "dp": "--"}
-_HERO = Grid.of(dp=2, tp=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +143,21 @@ def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
 
 def hero() -> Picture:
     """Three grids: before any call, after a call in the tp groups, and after one in the dp groups."""
-    film = film_of(_HERO)
+    grid = Grid.of(dp=2, tp=3)
     figure, axes = blank(900, 262)
-    titles = ("Each knows itself", "After one call in its row", "and one in its column")
-    for number, (moment, title) in enumerate(zip((film[0], film[2], film[4]), titles, strict=True)):
-        frame = GridFrame(_HERO, 18.0 + 296 * number, 54.0, 90.0, 92.0)
-        colour = _EDGE[moment.axis] if moment.axis else INK
-        write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=colour)
-        _draw_hearing(axes, frame, moment)
+    moments: dict[str, tuple[str, ...]] = {
+        "Each knows itself": (),
+        "After one call in its row": ("tp",),
+        "and one in its column": ("tp", "dp"),
+    }
+    for number, (title, called) in enumerate(moments.items()):
+        frame = GridFrame(grid, 18.0 + 296 * number, 54.0, 90.0, 92.0)
+        write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=_EDGE[called[-1]] if called else INK)
+        for rank in grid.ranks:
+            _draw_tiles(axes, frame, rank, heard=grid.at(rank).group(*called))
+        for axis in called[-1:]:
+            for ranks in sorted({grid.at(rank).group(axis) for rank in grid.ranks}):
+                _outline(axes, frame, axis, ranks)
         if number:
             centred(axes, frame.left - 15, frame.top + 92, "→", 16)
     said = "Six tiles in a cell, one for each rank, coloured once that rank has been heard of."
@@ -166,105 +170,13 @@ def hero() -> Picture:
     return finish(figure, "grid-hero", alt)
 
 
-def _draw_hearing(axes: Axes, frame: GridFrame, moment: CallMoment) -> None:
-    for rank in frame.grid.ranks:
-        _draw_tiles(axes, frame, rank, moment)
-    if moment.axis:
-        for ranks in sorted({frame.grid.at(rank).group(moment.axis) for rank in frame.grid.ranks}):
-            _outline(axes, frame, moment.axis, ranks)
-
-
-def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> None:
+def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, heard: Sequence[int]) -> None:
     """One rank's cell: its number, and a small grid in which the ranks that it has heard of are coloured."""
     (x, y), grid = frame.cell(rank), frame.grid
-    waits = rank in moment.waits
-    rectangle(axes, x + 9, y + 9, frame.wide - 18, frame.high - 18, MARKED if waits else CARD, linewidth=1.0)
-    label = str(rank) if frame.wide < 84 else f"rank {rank}"
-    label += " waits" if waits and frame.wide > 140 else " …" if waits else ""
-    centred(axes, x + frame.wide / 2, y + 21, label, weight="bold", zorder=7)
+    rectangle(axes, x + 9, y + 9, frame.wide - 18, frame.high - 18, CARD, linewidth=1.0)
+    centred(axes, x + frame.wide / 2, y + 21, f"rank {rank}", weight="bold", zorder=7)
     wide, high = (frame.wide - 34) / grid.size("tp"), (frame.high - 50) / grid.size("dp")
-    spots = (divmod(other, grid.size("tp")) for other in grid.ranks)
-    tiles = [Rectangle((x + 17 + tp * wide, y + 33 + dp * high), wide, high) for dp, tp in spots]
-    fills = [rank_colour(other) if other in moment.heard[rank] else EMPTY for other in grid.ranks]
-    axes.add_collection(PatchCollection(tiles, facecolor=fills, edgecolor=INK, linewidth=0.6, zorder=2))
-
-
-def draw_moment(grid: Grid, order: Axis, skips: int, moment: int) -> Picture:
-    """One moment of the film: the groups that call, whom each rank has heard of, and who waits."""
-    now = film_of(grid, order, skips)[moment]
-    frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
-    width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
-    figure, axes = blank(round(width), round(frame.bottom + 20))
-    title, colour = _title(now, moment), _EDGE[now.axis] if now.axis else INK
-    write(axes, _MARGIN, 24, title, 12.5, weight="bold", color=colour)
-    state = _state(grid, now, skips, moment)
-    write(axes, _MARGIN, 50, state, 11.5, color=WRONG if now.waits else QUIET)
-    _draw_hearing(axes, frame, now)
-    known = (", ".join(map(str, sorted(each))) for each in now.heard)
-    heard = "; ".join(f"rank {rank} has heard of {ranks}" for rank, ranks in enumerate(known))
-    what = f"{order} first, {'nobody skips' if skips == NOBODY else f'rank {skips} skips its {order} call'}"
-    alt = f"Moment {moment}, {what}. {title} {state} {heard}."
-    return finish(figure, f"grid-calls-{order}-{skips}-{moment}", alt)
-
-
-def _title(now: CallMoment, moment: int) -> str:
-    if now.axis is None:
-        return "Nobody has called. Each rank knows itself."
-    line = "row" if now.axis == "tp" else "column"
-    number = "first" if moment < 3 else "second"
-    done = f"After the {number} call" if now.ended else f"The {number} call"
-    return f"{done}: every {now.axis} group, each a {line}."
-
-
-def _state(grid: Grid, now: CallMoment, skips: int, moment: int) -> str:
-    is_skipping = skips != NOBODY and moment in (1, 2)
-    skipped = f"Rank {skips} goes straight on to its next call. " if is_skipping else ""
-    if moment == LAST and skips != NOBODY and now.waits:
-        returned = [rank for rank in grid.ranks if rank not in now.waits]
-        return f"{say_ranks(returned).capitalize()} returned, and noticed nothing. The rest wait."
-    if moment == LAST:
-        return "Each rank has heard of all ranks."
-    return f"{skipped}Waiting: {say_ranks(sorted(now.waits))}." if now.waits else skipped
-
-
-def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """Both calls of every rank as a film: choose which comes first, and which rank skips it."""
-    grid = Grid.of(dp=dp, tp=tp)
-    order = choice("order", {"rows first": "tp", "columns first": "dp"}, width=120)
-    skips = choice("skips", {"nobody": NOBODY, **{f"rank {rank}": rank for rank in grid.ranks}})
-    still = draw_moment(grid, "tp", NOBODY, LAST)
-    draw = functools.partial(draw_moment, grid)
-    return play(draw, LAST, still, live, interval=1200, order=order, skips=skips)
-
-
-Axis = Literal["dp", "tp"]
-NOBODY = -1
-LAST = 4
-"""The last moment of a film."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallMoment:
-    """The axis whose groups call; whether the calls have ended; whom each rank has heard of; who waits."""
-
-    axis: Axis | None
-    ended: bool
-    heard: tuple[frozenset[int], ...]
-    waits: frozenset[int] = frozenset()
-
-
-def film_of(grid: Grid, first: Axis = "tp", skips: int = NOBODY) -> list[CallMoment]:
-    """The moments: start, first call, its end, second call, its end. Rank ``skips`` skips the first call."""
-    heard = tuple(frozenset([rank]) for rank in grid.ranks)
-    moments, waits = [CallMoment(None, True, heard)], frozenset[int]()
-    second: Axis = "dp" if first == "tp" else "tp"
-    for axis, absent in ((first, skips), (second, NOBODY)):
-        moments.append(CallMoment(axis, False, heard, waits))
-        groups = {grid.at(rank).group(axis) for rank in grid.ranks}
-        away = waits | {absent}
-        waits = waits.union(*(set(group) - away for group in groups if away & set(group)))
-        for group in (group for group in groups if not away & set(group)):
-            known = frozenset().union(*(heard[rank] for rank in group))
-            heard = tuple(known if rank in group else old for rank, old in enumerate(heard))
-        moments.append(CallMoment(axis, True, heard, waits))
-    return moments
+    for other in grid.ranks:
+        dp, tp = divmod(other, grid.size("tp"))
+        fill = rank_colour(other) if other in heard else EMPTY
+        rectangle(axes, x + 17 + tp * wide, y + 33 + dp * high, wide, high, fill, linewidth=0.6, zorder=2)
