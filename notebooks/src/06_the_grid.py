@@ -21,9 +21,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take twelve more. At the end you can say for any rank of any grid
-# where it stands, which ranks are in its groups, and which number it has in each. Your own function has made all
-# groups on real processes, and you have seen ranks wait in a group to which one member never came.
+# **Forty-five minutes.** At the end you can say for any rank of any grid where it stands, which ranks are in its
+# groups, and which number it has in each. Your own function has made all groups on real processes, and you have seen
+# ranks wait in a group to which one member never came.
 #
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range).
 #
@@ -46,7 +46,6 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-import math
 import torch
 import torch.distributed as dist
 from muon_tutorial import build_mesh, launch
@@ -54,7 +53,7 @@ from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import the_grid as lesson, my_muon
 from muon_tutorial.learn.the_grid import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
-guess, grouping, answering, comparing, any_axes, quiz = lesson.all_exercises(dp, tp, backend)
+guess, grouping, answering, comparing, quiz = lesson.all_exercises(dp, tp, backend)
 mine = my_muon.so_far("06")
 
 # %% [markdown]
@@ -184,6 +183,14 @@ print(lesson.say_answers(answers))
 
 # %% [markdown]
 # PyTorch's **device mesh** makes all groups of a grid at once:
+#
+# <details><summary>More axes, and why tp comes last</summary>
+#
+# Big runs have more axes, such as pp, which cuts a model into stages of layers. Ranks are dealt out machine by
+# machine, so neighbours along the last axis share a machine and its fastest links, and tp is the axis that talks in
+# every layer.
+#
+# </details>
 
 # %%
 def ask_the_mesh(rank):
@@ -337,61 +344,6 @@ try:
     launch(agree_first, dp * tp, backend=backend)
 except RankFailedError as error:
     print(type(error.original).__name__, error.original, sep="\n")
-
-# %% [markdown]
-# ## More axes
-#
-# Big runs have more axes, such as pp, which cuts a model into stages of layers, and some calls go along several axes
-# at once. Write one function for the groups along any set of axes.
-#
-# <details><summary>Hint</summary>
-#
-# Put all ranks into a tensor with one dimension for each axis, `torch.arange(…).reshape(…)`. If the axes of `along`
-# were the last dimensions, a reshape would give you the groups. `permute` puts them there.
-#
-# </details>
-#
-# *Hard · 12 minutes · optional · par 4 lines*
-
-# %% tags=["stub", "hard"]
-def groups_along(sizes, along):
-    # sizes names the axes, such as {"pp": 2, "dp": 2, "tp": 2}, and the last one counts fastest
-    # along: the axes that change within a group; ["pp", "tp"] gives [[0, 1, 4, 5], [2, 3, 6, 7]]
-    return ...
-
-# %%
-any_axes.check(groups_along)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# A reshape can only put neighbours into one group. So `permute` first makes the axes of `along` the last ones, and
-# then the ranks of a group are neighbours.
-#
-# ```python
-# def groups_along(sizes, along):
-#     ranks = torch.arange(math.prod(sizes.values())).reshape(*sizes.values())
-#     order = [name for name in sizes if name not in along] + list(along)
-#     ranks = ranks.permute([list(sizes).index(name) for name in order])
-#     return ranks.reshape(-1, math.prod(sizes[name] for name in along)).tolist()
-# ```
-#
-# </details>
-
-# %% [markdown]
-# <details><summary>Why does tp come last?</summary>
-#
-# Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and its fastest links, and
-# tp is the axis that talks in every layer.
-#
-# </details>
-
-# %%
-groups_along = any_axes.accepted_or(lesson.groups_along)
-sizes = {"pp": 2, "dp": 2, "tp": 2}
-mesh_says = launch(lesson.ask_mesh, 8, args=(sizes, "pp"), backend=backend)
-print("pp groups:", groups_along(sizes, ["pp"]))
-print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ranks in mesh_says))
 
 # %% [markdown]
 # ## Recap

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from muon_tutorial import Grid
@@ -77,40 +75,6 @@ def test_the_prediction_and_the_quiz_know_right_from_wrong(dp_tp: tuple[int, int
     assert_quiz(lesson.quiz(dp, tp), {"groups": dp + tp, "number": tp - 1, "shared": 1})
 
 
-# Any axes.
-
-
-def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    ranks = torch.arange(math.prod(sizes.values())).reshape(*sizes.values())
-    order = [name for name in sizes if name not in along] + list(along)
-    ranks = ranks.permute([list(sizes).index(name) for name in order])
-    return ranks.reshape(-1, math.prod(sizes[name] for name in along)).tolist()
-
-
-def from_the_package(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(sizes, along)
-
-
-def test_right_groups_of_any_axes_pass_with_par() -> None:
-    assert "Yours takes 4 lines; par is 4." in lesson.axes_exercise().check(groups_along).message
-    below = lesson.axes_exercise().check(from_the_package)
-    assert below
-    assert "You are below it!" in below.message
-
-
-WRONG_AXES = [
-    (
-        lambda sizes, along: lesson.groups_along(dict(reversed(sizes.items())), along),
-        "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4].",
-    ),
-    (lambda sizes, along: lesson.groups_along(sizes, along[:1]), "no group. Rank 0's is [0, 2, 4, 6]."),
-    (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
-    (lambda sizes, along: groups_along(sizes, along) * 2, "is there twice"),
-    (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
-    (lambda sizes, along: sizes["xp"], "raised KeyError"),
-]
-
-
 def mismatch(lists: list) -> int | None:
     """The lesson's own solution."""
     for number in range(max(map(len, lists))):
@@ -123,7 +87,6 @@ def mismatch(lists: list) -> int | None:
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(lesson.groups_exercise, 2, 3), WRONG_GROUPS),
     (lesson.mismatch_exercise, [(mismatch, PASSES), (lambda lists: lists[9], "raised IndexError")]),
-    (lesson.axes_exercise, WRONG_AXES),
 )
 
 

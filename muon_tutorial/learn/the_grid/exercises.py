@@ -1,29 +1,18 @@
-"""Exercises of lesson 06: groups of one rank, of any grid, of any axes; which ranks must call; a quiz."""
+"""Exercises of lesson 06: groups of one rank, of any grid; which ranks must call; a quiz."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, lines_of, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, first, guesses, numbers, value_of, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks
 from .pictures import picture_of_groups
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
-MANY_AXES = (
-    {"pp": 2, "dp": 2, "tp": 2},
-    {"dp": 2, "tp": 3},
-    {"pp": 3, "dp": 1, "tp": 2},
-    {"pp": 2, "dp": 2, "cp": 2, "tp": 3},
-    {"tp": 4},
-)
-"""Grids with different numbers of axes; ranks are consecutive along the last axis."""
-
-
 def predict(dp: int, tp: int) -> Exercise:
     """The guess: which ranks share a group with the last rank?"""
     at = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
@@ -198,40 +187,6 @@ def mismatch_exercise() -> Exercise:
     return written(first_mismatch, cases, *slips, say=say, praise=praise)
 
 
-def axes_exercise() -> Exercise:
-    """The hard exercise: all groups of ranks that differ only along given axes, on a grid of any axes."""
-
-    def judge(function: Callable[[Mapping[str, int], Sequence[str]], Any]) -> str | None:
-        for sizes, count in ((each, count) for each in MANY_AXES for count in range(1, len(each) + 1)):
-            grid = Grid(tuple(sizes), tuple(sizes.values()))
-            for along in itertools.combinations(sizes, count):
-                told = f"On {grid}, along {list(along)}: {{}}"
-                made = value_of(function, dict(sizes), list(along), told=told)
-                if wrong := _judge_along(made, grid, along):
-                    return told.format(wrong)
-        return None
-
-    hints = (
-        "Number the ranks with torch.arange, and reshape it to the sizes: entry [p, d, t] is a rank.",
-        "permute brings the axes of along to the end; reshape(-1, …) then gives a row for each group.",
-        "list(sizes).index(name) is the dimension of an axis; math.prod multiplies sizes. tolist() ends it.",
-    )
-    return Exercise(judge, hints, "Any grid, along any axes.", Par("lines", 4, lines_of), optional=True)
-
-
-def _judge_along(made: object, grid: Grid, along: Sequence[str]) -> str | None:
-    right = dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)
-    if (said := read_groups(made)) is None:
-        return "return a list of lists of ranks, such as [[0, 1], [2, 3]]."
-    if strange := [each for each in said if sorted(each) not in [sorted(other) for other in right]]:
-        rank = next((rank for rank in strange[0] if rank in grid.ranks), 0)
-        return f"{strange[0]} is no group. Rank {rank}'s is {list(grid.at(rank).group(*along))}."
-    if missing := [each for each in right if sorted(each) not in [sorted(other) for other in said]]:
-        return f"{list(missing[0])} is missing."
-    twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
-    return "a group, or a rank in a group, is there twice." if twice else None
-
-
 def quiz(dp: int, tp: int) -> Exercise:
     last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
     return numbers(
@@ -242,7 +197,6 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: predict, groups, answers, mismatch, axes, quiz."""
-    answered = answers_exercise(dp, tp, backend)
-    made = groups_exercise(dp, tp), answered, mismatch_exercise(), axes_exercise()
+    """The notebook's exercises in order: predict, groups, answers, mismatch, quiz."""
+    made = groups_exercise(dp, tp), answers_exercise(dp, tp, backend), mismatch_exercise()
     return predict(dp, tp), *made, quiz(dp, tp)

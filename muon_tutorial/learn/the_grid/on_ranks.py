@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ... import Grid
 from ...errors import MismatchError
 from ...launching.launch import launch
 from ...launching.lost_rank import is_about_lost_rank
@@ -23,12 +22,6 @@ Groups = Callable[[int, int], Any]
 Listed = Sequence[Sequence[int]]
 PATIENCE = 4.0
 """Seconds after which a rank gives up waiting if an answer hangs."""
-
-
-def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    """All groups of ranks that differ only along ``along``. Ranks are consecutive along the last axis."""
-    grid = Grid(tuple(sizes), tuple(sizes.values()))
-    return [list(ranks) for ranks in dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)]
 
 
 def read_groups(said: object) -> list[list[int]] | None:
@@ -163,12 +156,6 @@ def agree(wanted: Listed) -> None:
                 f"call {number} of new_group is not the same on all ranks. On {said}.\n"
                 "Make the same groups, in the same order, on every rank."
             )
-
-
-def ask_mesh(rank: int, sizes: Mapping[str, int], axis: str) -> list[int]:
-    """The ranks of this rank's group along an axis, from PyTorch's device mesh."""
-    mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return dist.get_process_group_ranks(mesh.get_group(axis))
 
 
 def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., Any]) -> str:
