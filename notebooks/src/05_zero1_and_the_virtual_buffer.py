@@ -250,15 +250,9 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # </details>
 
 # %% [markdown]
-# ## Cut or gathered?
+# ## What travels
 #
-# Filled boxes are what one rank holds during a step:
-
-# %%
-lesson.draw_step(plan, rank=tp % (dp * tp))  # place 1 along dp, if there is one
-
-# %% [markdown]
-# A step makes three collectives for each bucket.
+# A step makes three collectives for each bucket. The momentum itself never travels.
 #
 # <details><summary>The three collectives, as layouts</summary>
 #

@@ -13,6 +13,8 @@ from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, sa
 from .pictures import picture_of_groups
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
+
+
 def predict(dp: int, tp: int) -> Exercise:
     """The guess: which ranks share a group with the last rank?"""
     at = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)

@@ -26,16 +26,14 @@ PATIENCE = 4.0
 
 def read_groups(said: object) -> list[list[int]] | None:
     """Groups as lists, in the order given; None if ``said`` is no list of lists of integers."""
-    if not isinstance(said, (list, tuple)) or any(sorted_or_none(group) is None for group in said):
+    if not isinstance(said, (list, tuple)):
         return None
+    for group in said:
+        if not isinstance(group, (list, tuple, set, frozenset, range)):
+            return None
+        if any(type(rank) is not int for rank in group):
+            return None
     return [list(group) for group in said]
-
-
-def sorted_or_none(said: object) -> list[int] | None:
-    """``said`` as a sorted list, or None if it is no list of integers."""
-    if not isinstance(said, (list, tuple, set, frozenset, range)):
-        return None
-    return sorted(said) if all(type(rank) is int for rank in said) else None
 
 
 def say_ranks(ranks: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Lesson 05 on real ranks: collectives, bytes and time of a step by bucket size, and bytes by phase."""
+"""Lesson 05 on real ranks: collectives, bytes and time of a step by bucket size."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import partial
 
 import torch
 
-from ... import Ledger, LiveWorld, Muon, Plan, build_mesh, zero1
-from ...evidence.ledger import LedgerRow
+from ... import Ledger, LiveWorld, Muon, build_mesh, zero1
 from ...evidence.predict import predict
 from ..inputs import measure
 from .ranges import Gather, padding_of, plan_of
@@ -64,15 +63,11 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
     )
 
 
-def bytes_of(plan: Plan, rank: int) -> dict[str, LedgerRow]:
-    """What a rank sends in a step, by phase, computed from the plan."""
-    return {row.phase: row for row in predict(plan, plan.grid.at(rank)).rows(rank)}
-
-
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
     """Bytes that rank 0 sends to make matrices whole: all buckets, or only straddling matrices."""
     found = {}
     for name, gather in WAYS.items():
-        by_phase = bytes_of(plan_of(dp, tp, bucket, gather), 0)
-        found[name] = by_phase["dp gather"].ring if "dp gather" in by_phase else 0
+        plan = plan_of(dp, tp, bucket, gather)
+        by_phase = {row.phase: row.ring for row in predict(plan, plan.grid.at(0)).rows(0)}
+        found[name] = by_phase.get("dp gather", 0)
     return found

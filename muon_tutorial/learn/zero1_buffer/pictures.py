@@ -1,4 +1,4 @@
-"""Pictures of lesson 05: rulers, one entry, straddling matrices, and a rank's memory in a step.
+"""Pictures of lesson 05: rulers, one entry, straddling matrices, and what bucket sizes cost.
 
 Rulers show matrices, buckets and slices over the same entries. A fill shows which rank keeps an entry.
 """
@@ -18,7 +18,7 @@ from ..pictures.picture import Picture, blank, card, centred, finish, rectangle,
 from ..pictures.spectra import style
 from ..widgets.shell import Shell, choice, play, show, slider
 from . import ranges
-from .on_ranks import BucketCost, bytes_of
+from .on_ranks import BucketCost
 from .ranges import BUCKETS, CUTS, SHAPES, EntryPlace, kept_of, length_of, plan_of, slice_length, starts_of
 
 DATA_PARALLEL = range(1, 7)
@@ -233,42 +233,6 @@ def draw_cuts(dp: int, tp: int) -> Picture:
                 x += size * scale
         said.append(f"{title}: " + "; ".join(f"{name} on {list(ranks)}" for name, ranks in kept.items()))
     return finish(figure, "zero1_buffer-cuts", ". ".join(said) + ".")
-
-
-def draw_step(plan: Plan, rank: int) -> Picture:
-    """What one rank holds at each moment of a step, and what it sends in between."""
-    phases = bytes_of(plan, rank)
-    place = plan.grid.at(rank)["dp"]
-    moments = (
-        ("gradient of its own batch", True, ""),
-        ("average of all gradients", False, "gradient reduce_scatter"),
-        ("momentum", False, ""),
-        ("input of Newton–Schulz", True, "dp gather"),
-        ("update", False, ""),
-        ("new weights", True, "parameter all_gather"),
-    )
-    title = f"what rank {rank} holds in a step, and what it sends to get there"
-    figure, axes = blank(_WIDTH, 52 + 44 * len(moments), title, 12, 22)
-    said, scale = [], 390 / sum(length_of(plan, bucket) for bucket in plan.buckets)
-    for number, (name, is_whole, phase) in enumerate(moments):
-        top = 44 + 44 * number
-        write(axes, 12, top + 16, name, weight="bold" if name == "momentum" else "normal")
-        for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
-            left, length = 236 + start * scale, length_of(plan, bucket)
-            rectangle(axes, left, top, length * scale, 32, EMPTY, linewidth=1.0)
-            step = length // plan.grid.size("dp")
-            begin, size = (0, length) if is_whole else (place * step, step)
-            rectangle(axes, left + begin * scale, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
-        told = _STAYS.get(name, "")
-        if phase:
-            kind = phase.rpartition(" ")[2].replace("gather", "all_gather").replace("all_all_", "all_")
-            told = f"{kind}: {phases[phase].ring if phase in phases else 0:,} bytes"
-        write(axes, 640, top + 16, told, color=INK if phase else QUIET)
-        said.append(f"{name}: {'all of it' if is_whole else 'its slices'}{f' ({told})' if told else ''}.")
-    return finish(figure, f"zero1_buffer-step-{rank}", f"Rank {rank} in a step. {' '.join(said)}")
-
-
-_STAYS = {"momentum": "never travels", "update": "cut out, sends nothing"}
 
 
 def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
