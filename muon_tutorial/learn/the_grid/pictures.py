@@ -152,7 +152,8 @@ def hero() -> Picture:
     }
     for number, (title, called) in enumerate(moments.items()):
         frame = GridFrame(grid, 18.0 + 296 * number, 54.0, 90.0, 92.0)
-        write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=_EDGE[called[-1]] if called else INK)
+        colour = _EDGE[called[-1]] if called else INK
+        write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=colour)
         for rank in grid.ranks:
             _draw_tiles(axes, frame, rank, heard=grid.at(rank).group(*called))
         for axis in called[-1:]:
