@@ -55,7 +55,6 @@ from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import first_muon as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 guess, places, fixed, less, fair, toy, quiz = lesson.all_exercises(dp, backend, seed)
-print(lesson.say_axes(dp, tp))
 
 # %% [markdown]
 # ## Compute once, share the update

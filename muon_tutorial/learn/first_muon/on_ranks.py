@@ -279,12 +279,6 @@ TIMED = gpt_shapes(layers=2, width=384)
 BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gather")
 
 
-def say_axes(dp: int, tp: int) -> str:
-    """One line on how the lesson uses its grid."""
-    unused = "" if tp == 1 else f" tp = {tp} is not used here; it enters with lesson 06."
-    return f"dp = {dp}: every rank holds all matrices, and the same averaged gradients.{unused}"
-
-
 def run_share(
     function: Share, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
 ) -> SharingRun:

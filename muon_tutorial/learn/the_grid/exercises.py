@@ -8,8 +8,8 @@ from functools import partial
 
 from ... import Coordinate, Grid
 from ..exercises.judge import Diagnosis, Exercise, first, guesses, numbers, value_of, written
-from ..exercises.on_real_ranks import judge_on_ranks
-from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks
+from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
+from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups
 from .pictures import picture_of_groups
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))

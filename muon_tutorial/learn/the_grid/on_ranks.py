@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +15,7 @@ from ...errors import MismatchError
 from ...launching.launch import launch
 from ...launching.lost_rank import is_about_lost_rank
 from ...worlds.live import gather_objects
-from ..exercises.on_real_ranks import watching
+from ..exercises.on_real_ranks import say_ranks, watching
 from ..my_muon.reference import groups
 
 Groups = Callable[[int, int], Any]
@@ -34,12 +34,6 @@ def read_groups(said: object) -> list[list[int]] | None:
         if any(type(rank) is not int for rank in group):
             return None
     return [list(group) for group in said]
-
-
-def say_ranks(ranks: Iterable[int]) -> str:
-    """A group in words."""
-    listed = list(ranks)
-    return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
 @dataclass(frozen=True, slots=True)

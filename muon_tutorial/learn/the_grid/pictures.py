@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 from ... import Grid
+from ..exercises.on_real_ranks import say_ranks
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, QUIET, TP_GROUP, rank_colour
 from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
 from ..widgets.shell import RankButtons, Shell, show
-from .on_ranks import read_groups, say_ranks
+from .on_ranks import read_groups
 
 _WIDTH, _MARGIN = 880, 24.0
 _EDGE = {"tp": TP_GROUP, "dp": DP_GROUP}
@@ -137,7 +138,7 @@ def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
             spots = [frame.cell(rank) for rank in ranks if rank in frame.grid.ranks]
             across, down = [x + frame.wide / 2 for x, _ in spots], [y + frame.high / 2 for _, y in spots]
             axes.plot(across, down, color=_EDGE[axis], linestyle=_DASHES[axis], linewidth=4, zorder=5)
-        said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
+        said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed if group) or 'none'}.")
     return finish(figure, "grid-groups", " ".join(said))
 
 
