@@ -127,7 +127,7 @@ RIGHT: dict[str, Callable] = {
     "one by one": one_by_one,
     "with a flag": with_a_flag,
 }
-KEEPS = "Rank 1 has the update, but rank 0 never got it. What adds up?"
+KEEPS = "Rank 1 has the update, but rank 0 never got it. Which call adds up the buffers?"
 WRONG: list[tuple[Any, str]] = [
     (early, "which is 1,024 too early"),
     (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
