@@ -242,9 +242,9 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes a rank*
+# (Par is what a rank sends in an all_reduce made of both your halves.)
 #
-# (*Par*, as in golf, is what a good answer needs: here, what a rank sends in an all_reduce made of both your halves.)
+# *Hard · 12 minutes · required · par 24576 bytes a rank*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
