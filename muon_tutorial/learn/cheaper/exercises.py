@@ -36,7 +36,6 @@ from .trace_events import (
 )
 
 Found = Diagnosis | str | None
-BytesSent = Callable[[int, int, int], Mapping[str, int]]
 NAMES = ("AdamW", "zero1", "layerwise")
 
 
