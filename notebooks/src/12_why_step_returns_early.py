@@ -549,8 +549,8 @@ print(lesson.say_gains(recording, with_window_3))
 #
 # <details><summary>How little was left to hide</summary>
 #
-# On the loopback, 2.9 ranks on average had work to do, on two cores. On the bus they shared the
-# link, which needed 849 of the 907 ms for their 21 MB.
+# On the loopback, ranks had two cores, and 2.9 of them had work on average. On the bus they shared the link, which
+# needed 849 of the 907 ms for their 21 MB.
 #
 # </details>
 #
