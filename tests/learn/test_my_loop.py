@@ -51,7 +51,7 @@ def test_the_lines_that_change_are_known() -> None:
     ]
     for case in wrong:
         assert_wrong(lesson.check_lines(), *case)
-    for missing, says in (([4], "Under FSDP2, rank 0 holds only a part"), ([11], "After a restart")):
+    for missing, says in (([4], "Under FSDP2, rank 0 has only a part"), ([11], "After a restart")):
         exercise = lesson.check_lines()
         message_of_wrong(exercise, [2], missing)
         assert_wrong(exercise, [2], missing, says)
