@@ -81,8 +81,7 @@ mirror, shapes, back, stepped, quiz = lesson.all_exercises(plan, seed)
 mirror.check(lost, silent)
 
 # %% tags=["answer"]
-here = lesson.record_here(dp, tp, seed)
-compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw_sent(here))
+compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
@@ -113,6 +112,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # Phase 7 undoes phase 1 in its layout only: it makes weights whole, not gradients.
 
 # %%
+here = lesson.record_here(dp, tp, seed)
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
@@ -153,11 +153,11 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# The collective that each hop needs. (*gather*: all pieces to one rank; *scatter*: the way back; *reduce*: the sum to
-# one rank.)
+# The collective that each hop needs, out and back. (*gather*: all pieces to one rank; *scatter*: the way back; *reduce*:
+# the sum to one rank.)
 
 # %%
-lesson.draw_hops()
+print(lesson.say_hops())
 
 # %% [markdown]
 # A **route** is a list of hops, in order, and the dtype that they send:

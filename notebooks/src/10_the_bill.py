@@ -267,22 +267,6 @@ print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
 # So two grids may agree for a while and then differ without a bug.
-#
-# <details><summary>Appendix: how far off can the sum be?</summary>
-#
-# A mean over dp takes dp − 1 additions and one division. Each of them is off by at most u times its result, and
-# in fp32 u is 2⁻²⁴. No partial sum is larger than the sum of the absolute values. So
-#
-# `error ≤ γ · (|g₀| + |g₁| + …) / dp`, with `γ = dp · u / (1 − dp · u)`
-#
-# The next cell measures the error against the exact mean in float64. Divided by its bound, it cannot exceed 1.
-#
-# </details>
-#
-# Against the exact mean:
-
-# %% tags=["volatile"]
-print(lesson.say_sum(seed, texts=8))
 
 # %% [markdown]
 # ## Recap

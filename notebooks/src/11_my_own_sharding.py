@@ -110,16 +110,10 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # %% [markdown]
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
-# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Which arrows of the
-# picture lead to another replica? (In the picture's last layout, **expert parallel** or EP, each rank has its own
-# *experts*, small MLPs that each get some of the tokens. All other matrices are *dense*.)
-
-# %%
-lesson.explore_layouts(dp, tp, live=widgets)
-
-# %% [markdown]
-# Only HSDP's, on the way back: the matrix is gathered in one replica, and its owner sends the update to the
-# ranks of all replicas.
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. As the top picture shows,
+# its matrices are gathered in one replica, but the owner sends the update to the ranks of all replicas. (In the last
+# layout there, **expert parallel** or EP, each rank has its own *experts*, small MLPs that each get some of the tokens.
+# All other matrices are *dense*.)
 #
 # ## Yours, on real ranks
 #
@@ -255,31 +249,9 @@ given_back.check(redistribute)
 #
 # </details>
 #
-# ## Five traps
+# ## Two traps
 #
-# The first trap mistakes a place in a group for a global rank. With only one group the two are equal, so no test
-# notices:
-
-# %% tags=["ranks"]
-def gather_at_place_0(mine, group):
-    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    is_owner = dist.get_rank(group) == 0
-    dist.gather(mine, pieces if is_owner else None, dst=0, group=group)
-
-print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
-
-# %% [markdown]
-# The second gathers uneven pieces. Which rank names the mistake?
-
-# %% tags=["ranks", "volatile"]
-def gather_uneven(mine, lengths):
-    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
-    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
-
-print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
-
-# %% [markdown]
-# The third gathers the gradient, not the momentum that Muon hands over. In the first step the two differ only by a
+# The first trap gathers the gradient, not the momentum that Muon hands over. In the first step the two differ only by a
 # factor, so a test of one step may pass:
 
 # %% tags=["ranks"]
@@ -290,12 +262,10 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only. The fifth takes a weight of
-# several matrices for a single one:
+# The second forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
-print(lesson.try_several(dp * tp, seed, backend))
 
 # %% [markdown]
 # ## Deal out the work
@@ -564,8 +534,7 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 # - Three functions are enough. Nothing else in Muon knows how you cut.
 # - Only the owner gets the matrix, yet all ranks call, even with an empty shard.
 # - Owners are global ranks, and all ranks that share a parameter name the same one.
-# - Gather what you are handed, not the gradient. Reduce a `Partial` gradient first. If one weight holds several
-#   matrices, orthogonalize them one by one.
+# - Gather what you are handed, not the gradient. Reduce a `Partial` gradient first.
 #
 # </details>
 #

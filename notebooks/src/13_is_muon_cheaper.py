@@ -22,9 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercise takes six more. At the end you can say for which dtype, batch, link
-# and strategy Muon is cheaper than AdamW, read a profiler's trace without counting anything twice, and tell waiting
-# from transfer.
+# **Sixty-five minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
+# read a profiler's trace without counting anything twice, and tell waiting from transfer.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
@@ -87,7 +86,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting, turning, saving = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting, saving = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -358,9 +357,6 @@ waited = waiting.accepted_or(lesson.waited)
 timeline = lesson.record_late(dp * tp, steps, seed, backend)
 print(lesson.say_waits(timeline, waited))
 
-# %% tags=["volatile"]
-lesson.draw_waits(timeline)
-
 # %% [markdown]
 # Where a rank mostly waits, its own trace would have you buy faster links. But it waits for rank 0, which has too
 # much work.
@@ -402,9 +398,9 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps.
-# `layerwise` sends no more than AdamW, but its matrices are unequal and travel to one owner after another, while
-# other links are idle.
+# On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps. `zero1`
+# gathers everything. `layerwise` sends no more than AdamW, but its matrices are unequal and travel to one owner after
+# another, while other links are idle.
 #
 # ```python
 # slow = "boundary"
@@ -413,50 +409,6 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # </details>
 
 # %% [markdown]
-# ## Break-even
-#
-# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
-# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
-#
-# <details><summary>Hint</summary>
-#
-# Two points give the line's slope. From one of them, go along the slope to zero.
-#
-# </details>
-#
-# *Medium · 6 minutes · optional*
-
-# %% tags=["stub"]
-def break_even(lead, slowest, fastest):
-    # lead(bandwidth): seconds by which Muon is ahead of AdamW, below 0 where it is behind
-    return ...  # the bandwidth at which the lead is 0, or None if it has one sign from slowest to fastest
-
-# %%
-turning.check(break_even)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# The slope is per 1 / bandwidth. Over the bandwidth itself the lead is a curve, and a straight line between the two
-# ends would cross zero elsewhere.
-#
-# ```python
-# def break_even(lead, slowest, fastest):
-#     slow, fast = lead(slowest), lead(fastest)
-#     if (slow > 0) == (fast > 0):
-#         return None
-#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
-#     return 1 / (1 / fastest - fast / slope)
-# ```
-#
-# </details>
-
-# %%
-print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
-
-# %% [markdown]
-# Slow links help `boundary`, but not `zero1`, which gathers everything.
-#
 # ## All strategies, side by side
 #
 # Which strategy would you take?

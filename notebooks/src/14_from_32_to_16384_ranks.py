@@ -35,8 +35,9 @@ lesson.hero()
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
-# comes from, and which are estimates. Near the end, clocks on up to 256 GPUs stand beside the planner's seconds. The
-# parameters dp and tp below are for the cell that runs on real ranks, so choose what your machine can run.
+# comes from, and which are estimates. Near the end, clocks on up to 256 GPUs stand beside the planner's seconds.
+#
+# Nothing here runs on ranks. Of the parameters below, this lesson uses `widgets` alone.
 #
 # </details>
 
@@ -49,7 +50,6 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-from muon_tutorial import launch
 from muon_tutorial.learn import many_ranks as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 
@@ -189,31 +189,15 @@ print(lesson.say_experts())
 #
 # ## Even entries, uneven work
 #
-# Give each owner equally many *entries*, and the left half of the next picture looks perfect:
+# The largest of these matrices has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work:
 
 # %%
 print(lesson.say_shapes())
-lesson.draw_balance()
+print(lesson.say_balance())
 
 # %% [markdown]
-# But the largest matrix has eight times the entries of an expert's matrix (2,048 × 7,168), and thirty times the work.
-# Dealt out by work:
-
-# %%
-one = lesson.owned_models()[0]
-lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
-
-# %% [markdown]
-# Real processes now take such a step. Does a rank with twice the fair share work twice as long?
-
-# %% tags=["volatile"]
-def step(rank):
-    return lesson.step_with(rank, dp, tp, steps, seed, lesson.assign)
-
-print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
-
-# %% [markdown]
-# Not always. Where Newton–Schulz is fast, many small matrices take longer than one large one with more operations.
+# If all owners have equally many entries, the busiest has half as much work again as a fair share. So deal matrices
+# out by work, as in lesson 11.
 #
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #

@@ -333,15 +333,6 @@ clinic.check("lie", repair_lie)
 # </details>
 
 # %% [markdown]
-# ## Play with it
-#
-# A line joins ranks that have just called each other. How many ranks does a wrong number reach within one step, and
-# which ranks stand still after a skipped call?
-
-# %%
-lesson.explore_spread(dp, tp, live=widgets)
-
-# %% [markdown]
 # ## Now you
 #
 # Each file has some wrong lines, or none; if none, answer `"nothing"`. Your tools:

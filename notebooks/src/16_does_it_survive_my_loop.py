@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
-# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
-# lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
+# **Fifty-five minutes.** At the end you can put Muon into a loop of your own, kill it, and continue on another grid,
+# and you know which bits stay the same, which do not, and why. This last lesson ends with your own `my_muon.py`,
+# which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -46,14 +46,12 @@ widgets: bool = True
 torchrun: bool = True
 
 # %% jupyter={"source_hidden": true}
-import math
 import torch
-import torch.distributed as dist
 from muon_tutorial import CheckpointManager, MuonWithAdamW
 from muon_tutorial.learn import my_loop as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 job = lesson.Job(steps, seed)
-lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
+lines, ported, survived = lesson.all_exercises(dp, tp, job, backend)
 
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
@@ -168,54 +166,13 @@ ported.check(prepare, update)
 # </details>
 
 # %% [markdown]
-# ## Clip it yourself
+# ## Clip the whole gradient
 #
-# Clip by the norm of the *whole* gradient. If each rank clips its own part, the gradient stays too long:
+# Clip by the norm of the *whole* gradient, as `clip_grad_norm_` does. If each rank clips its own part, the gradient
+# stays too long:
 
 # %%
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
-
-# %% [markdown]
-# `clip_grad_norm_` does it right. Could you?
-#
-# <details><summary>Hint</summary>
-#
-# Look at `.placements`, `.device_mesh` and `.to_local()`. If a gradient is not cut along an axis, each rank along it
-# has a copy, and a sum over all ranks would count each.
-#
-# </details>
-#
-# *Hard · 12 minutes · optional · par 1 collective*
-
-# %% tags=["stub"]
-def clip(gradients, limit):
-    # gradients: DTensors on a mesh of two axes, each cut along both, one, or none
-    # if their norm, all together, is above limit, scale all of them by one factor, down to limit
-    return ...  # change them in place, then return None
-
-# %%
-clipped.check(clip)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# If a gradient is not cut along an axis, each rank along it has a copy. The sum counts them all, so
-# each rank divides its part by the number of copies.
-#
-# ```python
-# def clip(gradients, limit):
-#     total = torch.zeros(())
-#     for gradient in gradients:
-#         mesh, placed = gradient.device_mesh, enumerate(gradient.placements)
-#         copies = math.prod(mesh.size(axis) for axis, how in placed if how.is_replicate())
-#         total += gradient.to_local().square().sum() / copies
-#     dist.all_reduce(total)
-#     factor = (limit / total.sqrt()).clamp(max=1)
-#     for gradient in gradients:
-#         gradient.to_local().mul_(factor)
-# ```
-#
-# </details>
 
 # %% [markdown]
 # ## Survive
@@ -285,7 +242,7 @@ survived.check(save, load)
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
 life, others = lesson.life_of(dp, tp, job, mine, backend)
-lesson.explore_life(life, others.undisturbed, live=widgets)
+lesson.draw_life(life, others.undisturbed)
 
 # %% [markdown]
 # The new ranks cut every matrix differently, and still their loss follows the same line.
@@ -366,20 +323,6 @@ print(lesson.say_traps(seed))  # a default or rule that surprises people, and wh
 # which key is which.
 #
 # </details>
-#
-# ## Find it in the wild
-#
-# torchtitan and Megatron-LM have the same ideas under other names.
-#
-# <details><summary>Which rank keeps the momentum there?</summary>
-#
-# In torchtitan every rank keeps its shard's momentum, as in lesson 13's `owner`. In Megatron-LM a matrix's owner
-# keeps all of it, as in `layerwise`.
-#
-# </details>
-
-# %%
-print(lesson.say_published())
 
 # %% [markdown]
 # ## Recap

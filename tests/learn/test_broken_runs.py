@@ -213,29 +213,6 @@ def test_a_grid_with_nothing_to_break_is_refused(grid: tuple[int, int]) -> None:
         lesson.open_clinic(*grid)
 
 
-# Run in a local world.
-
-
-def test_a_wrong_number_reaches_everybody_and_a_skipped_call_stops_all() -> None:
-    wrong = lesson.film_of(2, 2, 2, "average", "wrong")
-    assert wrong[-1].end == ""
-    assert {rank for phase, rank in wrong[-1].wrong if phase == "average"} == {0, 2}
-    assert {rank for phase, rank in wrong[-1].wrong if phase == "gather"} == {0, 1, 2, 3}
-    stands = lesson.film_of(2, 2, 2, "average", "skips")
-    assert stands[-1].end.startswith("No rank can go on")
-    assert ("average", 0) in stands[-1].waiting
-    assert ("average", 2) not in stands[-1].waiting | stands[-1].done
-
-
-@pytest.mark.parametrize("phase", lesson.CALLS)
-@pytest.mark.parametrize("rank", range(4))
-def test_every_fault_ends_in_numbers_or_in_a_stand(phase: str, rank: int) -> None:
-    assert len(lesson.film_of(2, 2, rank, phase, "wrong")) == lesson.moments_of(2, 2) + 1
-    skipped = lesson.film_of(2, 2, rank, phase, "skips")
-    assert skipped[-1].end
-    assert (phase, rank) not in skipped[-1].done
-
-
 def test_words_are_wrapped_and_a_recorder_that_is_off_says_how_to_turn_it_on(lie: TrainingRun) -> None:
     off = replace(lie, reports=tuple(replace(report, flight=()) for report in lie.reports))
     assert "TORCH_FR_BUFFER_SIZE" in lesson.say_flight(off, 0)

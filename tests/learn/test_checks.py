@@ -40,7 +40,6 @@ WRITTEN: list[Callable[[], Exercise]] = [
     broken_runs.write_search,
     broken_runs.write_suspects,
     broken_runs.write_waits,
-    cheaper.break_even_exercise,
     partial(cheaper.bytes_exercise, 2, 2),
     cheaper.steps_exercise,
     collectives.check_formula,

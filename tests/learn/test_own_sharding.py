@@ -1,4 +1,4 @@
-"""Lesson 11: its checkers tell right from wrong on real ranks; its film, traps and timeline are right."""
+"""Lesson 11: its checkers tell right from wrong on real ranks; its first picture is right."""
 
 from __future__ import annotations
 
@@ -101,15 +101,14 @@ def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[
 
 
 @pytest.mark.parametrize("layout", lesson.LAYOUTS)
-def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> None:
-    found = launch(tried.travelled, 4, args=(layout, 2, 2), output="quiet")
-    film = pictures.journey_of(layout, 2, 2)
-    moments = {moment.name: moment for moment in film.moments}
+def test_the_first_picture_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> None:
+    found = launch(tried.travelled, 4, args=(layout,), output="quiet")
+    moments = pictures.journey_of(layout).moments
     for rank, mine in enumerate(found):
         for way, name in (("out", "gather"), ("back", "redistribute")):
             due = [each for each in moments[name].sent if each.sender == rank]
             assert sorted(mine[way], key=str) == sorted(due, key=str)
-        assert mine["part"] == moments["done"].held[rank][0].box.shape
+        assert mine["part"] == moments["redistribute"].held[rank][0].box.shape
         assert (mine["full"] is None) == (moments["gather"].held[rank] == ())
         for each in moments["gather"].held[rank]:
             assert torch.tensor(mine["full"])[each.box.slices].unique().tolist() == [each.keeper]

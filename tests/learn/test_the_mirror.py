@@ -16,11 +16,9 @@ from muon_tutorial import Replicate, UsageError, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
-from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
-from muon_tutorial.learn.the_mirror.pictures import bytes_sent
-from muon_tutorial.learn.the_mirror.recording import LAST, PHASES, Recording, Tile, dumps, load, loads
+from muon_tutorial.learn.the_mirror.recording import LAST, Recording, Tile, dumps, load, loads
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
 
@@ -221,15 +219,6 @@ def test_a_network_is_undone_and_played_again() -> None:
         tool.click()
     assert (buttons.value, buttons.network.order) == (0, [])
     assert {result for _, result in buttons.network.ended} == {first}
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_bars_are_the_bytes_that_a_ring_sends(dp: int, tp: int) -> None:
-    recording, plan = lesson.record_here(dp, tp, 0), lesson.plan_of(dp, tp)
-    for rank in plan.grid.ranks:
-        due = {row.phase: row.ring for row in predict(plan, plan.grid.at(rank)).rows(rank)}
-        for number, phase in enumerate(PHASES, 1):
-            assert bytes_sent(recording, rank, number) == due.get(phase, 0), phase
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

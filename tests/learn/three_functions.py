@@ -227,9 +227,9 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
 NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}
 
 
-def travelled(rank: int, layout: str, dp: int, tp: int) -> dict[str, Any]:
+def travelled(rank: int, layout: str) -> dict[str, Any]:
     """Run one parameter through a helper's functions; returns the bytes sent each way and the shapes."""
-    grid = grid_of(layout, dp, tp)
+    grid = grid_of(layout)
     mesh = build_mesh(grid)
     side = 2 * grid.world_size
     box = held_box((side, side), cuts_of(layout), grid.at(rank))
@@ -237,7 +237,7 @@ def travelled(rank: int, layout: str, dp: int, tp: int) -> dict[str, Any]:
     names = [NAMES[axis] for axis in grid.axes]
     config = create_devicemesh_config(mesh, names, tp_dim=1 if layout == "TP" else None)
     config.assign_fn([param], config.state)
-    owner = rank if layout == "EP" else min(OWNER, grid.world_size - 1)
+    owner = rank if layout == "EP" else OWNER
     state = {**config.state, "param_idx": 0}
     with TransferNotes() as out:
         full = config.gather_fn(param.detach().bfloat16(), owner, state)

@@ -1,4 +1,4 @@
-"""Lesson 10: why two runs that add in different orders drift apart, and how wrong a sum can be."""
+"""Lesson 10: why two runs that add in different orders drift apart."""
 
 from __future__ import annotations
 
@@ -9,35 +9,16 @@ import torch
 from torch import Tensor
 
 from ...step.momentum import momentum_update
-from ...training.check import Sums, gradient_error
 from ..the_mirror.compare import different_bits, step_alone
 from ..the_mirror.on_ranks import MATRICES, local_gradients
 
 Matrices = Mapping[str, Tensor]
 
 
-def sum_error(gradients: Matrices, seed: int, dp: int) -> tuple[Tensor, float]:
-    """Each entry's distance from the exact mean over dp, and the largest error as a fraction of its bound."""
-    places = [local_gradients(seed, place) for place in range(dp)]
-    parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
-    sums = {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
-    errors = torch.cat([(gradients[n].double() - sums[n].total / dp).abs().flatten() for n in MATRICES])
-    of_bound = max(gradient_error(gradients[name], sums[name], dp) for name in MATRICES)
-    return errors, of_bound
-
-
 def mean_of(seed: int, texts: int) -> dict[str, Tensor]:
     """The mean gradients of several texts, summed in fp32 in the texts' order."""
     parts = [local_gradients(seed, place) for place in range(texts)]
     return {name: torch.stack([part[name] for part in parts]).sum(0) / texts for name in MATRICES}
-
-
-def say_sum(seed: int, texts: int) -> str:
-    errors, of_bound = sum_error(mean_of(seed, texts), seed, texts)
-    return (
-        f"entries         {errors.numel()}, of which not the exact mean: {int((errors > 0).sum())}\n"
-        f"largest error   {float(errors.max()):.1e}; as a fraction of its bound: {of_bound:.3f}"
-    )
 
 
 def say_orders(seed: int, texts: int, orders: int = 20) -> str:

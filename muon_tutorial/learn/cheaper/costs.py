@@ -6,11 +6,10 @@ node trains one model. Forward and backward count only the products with hidden 
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -180,46 +179,6 @@ def _seconds(at: Setting) -> Waterfall:
     changes["communication"], first = muon - adamw, at.adamw_seconds
     both = f", {forward_backward(at.tokens) * 1e3:.3g} of them forward and backward"
     return Waterfall("time", 1e-3, "ms", first, _with_fewer_steps(first, changes, at.fewer), both)
-
-
-SLOWEST, FASTEST = 2.0**-10, 2.0**6
-"""The range in which a break-even is searched, relative to the file's bandwidth."""
-Lead = Callable[[float], float]
-"""Maps a bandwidth to the seconds by which Muon is ahead."""
-BreakEven = Callable[[Lead, float, float], float | None]
-
-
-def lead(at: Setting, bandwidth: float) -> float:
-    """Seconds by which Muon is ahead of AdamW at this bandwidth; negative if AdamW is ahead."""
-    there = replace(at, bandwidth=bandwidth)
-    return there.adamw_seconds - there.muon_seconds
-
-
-def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """The bandwidth at which a lead, linear in 1 / bandwidth, changes sign; None if it does not."""
-    turns = (lead(slowest) > 0) != (lead(fastest) > 0)
-    return crossing(lead, slowest, fastest) if turns else None
-
-
-def crossing(lead: Lead, slowest: float, fastest: float) -> float:
-    """The bandwidth at which a lead, linear in 1 / bandwidth, is zero, even outside the range."""
-    slow, fast = lead(slowest), lead(fastest)
-    slope = (slow - fast) / (1 / slowest - 1 / fastest)
-    return slope / (slope / fastest - fast)
-
-
-def say_break_evens(break_even: BreakEven = break_even) -> str:
-    """For some settings: which optimizer is ahead on slow links and on fast ones, and where that changes."""
-    rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
-    tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
-    for dtypes, strategy, tokens in tried:  # with and without a break-even
-        at = Setting(dtypes, tokens, 1.0, strategy, FEWER["1.1 ×"])
-        turn = break_even(partial(lead, at), SLOWEST, FASTEST)
-        slow, fast = ("Muon" if lead(at, end) > 0 else "AdamW" for end in (SLOWEST, FASTEST))
-        below = f"{slow} on every link" if turn is None else f"{slow} below {say_bandwidth(turn)}"
-        said = below if turn is None else f"{below}, {fast} above"
-        rows.append(f"{dtypes:14}{strategy:12}{tokens:12,}   {said}")
-    return "\n".join(rows)
 
 
 def say_bandwidth(part: float) -> str:

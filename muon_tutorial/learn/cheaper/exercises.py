@@ -1,9 +1,8 @@
-"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, a break-even, the quiz."""
+"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, more steps, the quiz."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from numbers import Real
 from typing import Any
@@ -22,8 +21,8 @@ from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
 from ..exercises import judge as judging
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, guesses, numbers, value_of, written
-from . import costs, on_ranks, trace_events
-from .costs import Lead, Setting, break_even, lead, muon_step
+from . import on_ranks, trace_events
+from .costs import Setting, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import (
     GATHER,
@@ -37,7 +36,6 @@ from .trace_events import (
 )
 
 Found = Diagnosis | str | None
-BytesSent = Callable[[int, int, int], Mapping[str, int]]
 NAMES = ("AdamW", "zero1", "layerwise")
 
 
@@ -270,38 +268,6 @@ def waits_exercise() -> Exercise:
     return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: it takes all clocks.")
 
 
-def line(slope: float, rest: float) -> Lead:
-    """A made-up lead of Muon, as a function of the bandwidth; it is linear in 1 / bandwidth."""
-
-    def lead(bandwidth: float) -> float:
-        return slope / bandwidth + rest
-
-    lead.__name__ = f"lead = {slope} / bandwidth + {rest}"
-    return lead
-
-
-def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """A wrong break-even, as if the lead were linear in the bandwidth itself."""
-    slow, fast = lead(slowest), lead(fastest)
-    if (slow > 0) == (fast > 0):
-        return None
-    return slowest - slow * (fastest - slowest) / (fast - slow)
-
-
-def break_even_exercise() -> Exercise:
-    """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
-    cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
-    slips = (
-        ("The lead is a straight line over 1 / bandwidth, not over the bandwidth.", _over_bandwidth),
-        ("If the lead has the same sign at both ends, there is no break-even between them.", costs.crossing),
-        ("That is 1 / bandwidth.", lambda *at: None if break_even(*at) is None else 1 / costs.crossing(*at)),
-    )
-    say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps give you the lead on every link."
-    hints = ("slope = (slow - fast) / (1 / slowest - 1 / fastest) is in seconds times bandwidth.",)
-    exercise = written(break_even, cases, *slips, say=say, hints=hints, praise=praise)
-    return replace(exercise, optional=True)
-
-
 def more_steps(adamw: float, muon: float) -> float:
     """The exercise's reference: AdamW's steps over Muon's in equal time, given the seconds of a step."""
     return muon / adamw
@@ -321,7 +287,8 @@ def steps_exercise() -> Exercise:
 def slow_winner() -> str:
     """The strategy with which Muon beats AdamW on slow links."""
     strategies = ("zero1", "boundary", "layerwise")
-    [only] = (each for each in strategies if lead(Setting(strategy=each, fewer=1.1), 1 / 64) > 0)
+    slow = {each: Setting(bandwidth=1 / 64, strategy=each, fewer=1.1) for each in strategies}
+    [only] = (each for each in strategies if slow[each].muon_seconds < slow[each].adamw_seconds)
     return only
 
 
@@ -340,7 +307,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, break-even, steps.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, steps.
 
     Raises UsageError if dp is 1, because then nothing is sent, or if dp does not divide the bucket's entries.
     """
@@ -348,5 +315,4 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     if dp < 2 or entries % dp:
         raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
     traced = events_exercise(), headlines_exercise(), waits_exercise()
-    timed = break_even_exercise(), steps_exercise()
-    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced, *timed
+    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced, steps_exercise()

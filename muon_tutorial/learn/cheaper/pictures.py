@@ -1,4 +1,4 @@
-"""Pictures of lesson 13: waterfalls from AdamW to Muon, waiting in a real run, and ratios by setting."""
+"""Pictures of lesson 13: waterfalls from AdamW to Muon, and ratios by setting."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from ...evidence.traces.time_intervals import measure
-from ...evidence.traces.time_split import State, Timeline, paint
 from ..bill.costs import DTYPES
-from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET, rank_colour
+from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
 from . import costs
@@ -116,38 +114,3 @@ def draw_turns(at: Setting) -> Picture:
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
     write(axes, 16, top + high * len(TOKENS) + 22, note, color=QUIET)
     return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")
-
-
-_LOOK: dict[State, tuple[str, str]]
-_LOOK = {"communication": (CARD, "..."), "waiting": (EMPTY, "///"), "unsplit": (CARD, "xx")}
-
-
-def draw_waits(timeline: Timeline) -> Picture:
-    """Real steps, one lane per rank: computing in the rank's colour, waiting and transfer hatched."""
-    states = paint(timeline)
-    begin, span = timeline.begin, max(1, timeline.end - timeline.begin)
-    title = f"Your machine, round_robin on {len(states)} ranks: {span / 1e6:.1f} ms"
-    figure, axes = blank(_WIDTH, 84 + 38 * len(states), title)
-    words = []
-    for row, (rank, found) in enumerate(states.items()):
-        y = 42 + 38 * row
-        write(axes, 16, y + 13, f"rank {rank}")
-        rectangle(axes, 90, y, 790, 28, CARD, edgecolor=QUIET, linewidth=0.6)
-        for state, intervals in found.items():
-            if state != "neither":
-                fill, hatch = _LOOK.get(state, (rank_colour(rank), ""))
-                look = {"hatch": hatch, "edgecolor": QUIET, "linewidth": 0.6 if hatch else 0.0}
-                for first, last in intervals:
-                    x, width = 90 + (first - begin) * (790 / span), (last - first) * (790 / span)
-                    if width > 0.3:
-                        rectangle(axes, x, y, width, 28, fill, **look)
-        parts = [f"{state} {measure(each) / span:.0%}" for state, each in found.items() if each]
-        words.append(f"Rank {rank}: {', '.join(parts)}.")
-    y = 56 + 38 * len(states)
-    legend = {"computing": (rank_colour(0), ""), "waiting for the last rank": _LOOK["waiting"]}
-    legend["transfer"] = _LOOK["communication"]
-    for place, (word, (fill, hatch)) in enumerate(legend.items()):
-        x = 90 + 230 * place
-        rectangle(axes, x, y - 9, 26, 18, fill, hatch=hatch, linewidth=0.6, edgecolor=QUIET)
-        write(axes, x + 34, y, word)
-    return finish(figure, "cheaper-waits", f"{title}. {' '.join(words)}")

@@ -7,7 +7,6 @@ ranks, in one process, or in the timed world, where gathers and work take the mi
 from __future__ import annotations
 
 import math
-import re
 import traceback
 import weakref
 from collections.abc import Callable, Generator
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Grid, TutorialError, zeropower_via_newtonschulz
+from ... import Grid, zeropower_via_newtonschulz
 from ...engine.collective import Collective, Label, Start, Wait, Walk
 from ...timing.machine import Link, Machine
 from ...timing.timed_world import TimedWorld
@@ -224,15 +223,6 @@ def first_wrong(matrices: RealMatrices, count: int) -> int | None:
     came = matrices.updates
     wrong = (i for i in range(count) if i not in came or not torch.equal(came[i], matrices.right(i)))
     return next(wrong, None)
-
-
-def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
-    """Run ``program(rank)`` on all ranks of the toy machine, and say in words how it ended."""
-    try:
-        run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run([program(rank) for rank in range(ranks)])
-    except TutorialError as error:
-        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # without sizes, which are equal
-    return f"went through in {1000 * run.seconds:g} ms"
 
 
 def matrix_of(label: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from ...timing.timed_world import Span
 from ...timing.timeline import Recording, StepTimeline
 from ..pictures.colours import CARD, EMPTY, FAINT, INK, MARKED, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
-from ..widgets.shell import Shell, choice, play, show
+from ..widgets.shell import Shell, choice, play
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
 from .pipelines import TIMES, Schedule, ends_of, most_kept
@@ -169,20 +168,6 @@ def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, windo
     title = f"{strategy}, window {window}, {link}; ranks 0 and 1 of {len(step.timeline.ranks)}"
     foot = "recorded: " + ", ".join(recording.about[what] for what in ("machine", "date"))
     return draw_panels(panels, title, f"recorded-{strategy}-{window}-{link}", foot)
-
-
-def explore_recording(
-    recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline], live: bool = True
-) -> Shell | Picture:
-
-    @functools.cache
-    def draw(link: str, window: int, strategy: str) -> Picture:
-        return draw_recorded(recording, said[strategy, window, link], strategy, window, link)
-
-    links = list(dict.fromkeys(step.link for step in recording.steps))[::-1]
-    buttons = {"link": choice("link", links), "window": choice("window", (1, 3))}
-    buttons["strategy"] = choice("strategy", ("owner", "zero1"))
-    return show(draw, draw(links[0], 3, "owner"), live, **buttons)
 
 
 def draw_pipelines(schedules: Mapping[str, Schedule], stages: int = 4, micro: int = 6) -> Picture:

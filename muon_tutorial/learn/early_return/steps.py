@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,12 +85,9 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
     return found
 
 
-def say_gains(
-    recording: Recording,
-    with_window_3: Callable[[float, float, int], float],
-    expected: Mapping[tuple[str, int, str], StepTimeline],
-) -> str:
+def say_gains(recording: Recording, with_window_3: Callable[[float, float, int], float]) -> str:
     """A table: rank 0's times and the step's with a window of 1; with 3, the step's and two predictions."""
+    expected = predict_recorded(recording)
     lines = [f"{'window':<18}{1:>7}{1:>7}{1:>8}{3:>8}{3:>8}{3:>14}"]
     lines += [
         f"{'milliseconds':<18}{'works':>7}{'waits':>7}{'step':>8}{'step':>8}{'yours':>8}{'timed world':>14}"

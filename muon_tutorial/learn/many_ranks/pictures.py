@@ -1,5 +1,5 @@
-"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, each owner's entries and work, and
-where backward ceases to hide gradients."""
+"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, and where backward ceases to
+hide gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ...timing.recommend import say_seconds
 from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish
 from ..widgets.shell import Shell, choice, play
-from .balance import OwnedModel, assign, by_entries, owned_models
 from .scaling import (
     DOUBLINGS,
     LINKS,
@@ -133,36 +132,6 @@ def draw_scale(doubling: int, links: str) -> Picture:
 def explore_scale(live: bool = True) -> Shell | Picture:
     still, links = draw_scale(DOUBLINGS - 1, "as built"), choice("all links", list(LINKS))
     return play(draw_scale, DOUBLINGS, still, live, label="doubling", links=links)
-
-
-def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:
-    """Each owner's entries on the left, and its work on the right, in fair shares."""
-    model = model or owned_models()[0]
-    chosen = by_entries(model.shapes, model.owners) if chosen is None else chosen
-    work, shares = model.plan_work(chosen)
-    held = model.entries(chosen)
-    best = model.plan_work(assign(model.shapes, model.owners))[1]
-    figure = card(900, 130 + 17 * model.owners)
-    for place, (name, amounts) in enumerate((("entries", held), ("work", work))):
-        axes = figure.add_subplot(1, 2, place + 1)
-        fair = sum(amounts) / model.owners
-        bars = [amount / fair for amount in amounts]
-        axes.barh(range(model.owners), bars, height=0.78, facecolor=MARKED, edgecolor=INK, linewidth=0.8)
-        axes.axvline(1, color=INK, linewidth=1.4, linestyle="--")
-        axes.set(xlim=(0, 1.05 * max(*bars, 1.2)), ylim=(model.owners - 0.4, -0.6))
-        named = range(0, model.owners, 2)
-        axes.set_yticks(named, [f"owner {at}" for at in named], size=_SIZE)
-        axes.tick_params(labelsize=_SIZE)
-        axes.set_title(f"{name}: busiest {max(bars):.2f} fair shares", size=12, loc="left", weight="bold")
-        axes.set_xlabel("fair shares", size=_SIZE)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    even = max(held) * model.owners / sum(held)
-    said = (
-        f"{model.name}, {len(model.shapes)} matrices on {model.owners} owners: the most entries of an owner "
-        f"are {even:.2f} fair shares, the most work {shares:.2f}; par is {best:.2f}."
-    )
-    return finish(figure, f"many_ranks-balance-{model.name.replace('.', '-')}", said)
 
 
 def draw_hidden(most: int) -> Picture:

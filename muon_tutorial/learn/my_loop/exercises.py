@@ -12,7 +12,6 @@ from ...launching.launch import launch
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, names_or_none, numbers
 from ..exercises.on_real_ranks import say_failure
 from . import lives, trials
-from .clipping import check_clip
 from .lives import PATIENCE, RunLife
 from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
 from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
@@ -263,4 +262,4 @@ def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, .
         return Port() if ported.accepted is ... else Port(*ported.accepted)
 
     survived = check_survival(dp, tp, job, port, backend)
-    return check_lines(), ported, check_clip(dp * tp, backend), survived
+    return check_lines(), ported, survived

@@ -1,15 +1,13 @@
-"""Pictures of lesson 16: lanes from a notebook to a cluster, comparisons, and a run's life as a film."""
+"""Pictures of lesson 16: lanes from a notebook to a cluster, comparisons, and a run's life."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from matplotlib.axes import Axes
 
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
-from ..widgets.shell import Shell, play
 from .lives import Attempt, BitsReport, RunLife
 from .trials import PlainReport
 
@@ -113,132 +111,86 @@ def draw_bits(report: BitsReport) -> Picture:
     return finish(figure, "my_loop-bits", " ".join(said))
 
 
-_FILM_LEFT, _FILM_TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150
+_LIFE_LEFT, _LIFE_TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150
 
 
-@dataclass(frozen=True, slots=True)
-class LifeMoment:
-    """One event: its attempt, what happens, and after how many steps of the run."""
-
-    attempt: int
-    what: str
-    step: int
-
-
-def moments(life: RunLife) -> list[LifeMoment]:
-    """The events of a life, in order: begin, step, save, kill."""
-    found = []
-    for number, attempt in enumerate(life.attempts):
-        found.append(LifeMoment(number, "begin", attempt.begin))
-        for step in attempt.losses:
-            found.append(LifeMoment(number, "step", step + 1))
-            if step + 1 in attempt.saved:
-                found.append(LifeMoment(number, "save", step + 1))
-        if attempt.killed is not None:
-            found.append(LifeMoment(number, "kill", attempt.killed[1]))
-    return found
-
-
-def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shell | Picture:
-    last = len(moments(life)) - 1
-    draw = partial(draw_life, life, undisturbed)
-    return play(draw, last, draw(moment=last), live, interval=600)
-
-
-def draw_life(life: RunLife, undisturbed: RunLife, moment: int) -> Picture:
-    """A run up to and including a moment, with its losses. The thin line is the undisturbed run's loss."""
-    done = moments(life)[: moment + 1]
-    tops = [_FILM_TOP]
+def draw_life(life: RunLife, undisturbed: RunLife) -> Picture:
+    """What the ranks did from the first start to the end, and the losses, beside the undisturbed run's."""
+    top, tick = _LIFE_TOP, min(48.0, 590 / life.job.steps)
+    lanes = sum(attempt.ranks * _LANE + _GAP for attempt in life.attempts)
+    figure, axes = blank(round(_LIFE_LEFT + life.job.steps * tick + 110), top + lanes + _CURVE + 36)
+    title = f"{life.job.steps} steps on {' and then on '.join(map(_grid, life.attempts))}"
+    write(axes, 14, 20, title, 12.5, weight="bold")
     for attempt in life.attempts:
-        tops.append(tops[-1] + attempt.ranks * _LANE + _GAP)
-    tick = min(48.0, 590 / life.job.steps)
-    figure, axes = blank(round(_FILM_LEFT + life.job.steps * tick + 110), round(tops[-1] + _CURVE + 36))
-    for number, attempt in enumerate(life.attempts):
-        mine = [each for each in done if each.attempt == number]
-        if mine:
-            _draw_attempt(axes, attempt, mine, tops[number], tick)
-    _draw_losses(axes, life, undisturbed, done, tops[-1] - 6, tick)
-    write(axes, 14, 20, _title(life, done[-1]), 12.5, weight="bold")
-    return finish(figure, "my_loop-life", say_moment(life, undisturbed, moment))
+        _draw_attempt(axes, attempt, top, tick)
+        top += attempt.ranks * _LANE + _GAP
+    _draw_losses(axes, life, undisturbed, top - 6, tick)
+    ends = f"The last loss is {_last(life):.2f}; undisturbed it was {_last(undisturbed):.2f}."
+    return finish(figure, "my_loop-life", " ".join([*map(_say_attempt, life.attempts), ends]))
 
 
-def _title(life: RunLife, now: LifeMoment) -> str:
-    attempt = life.attempts[now.attempt]
-    grid = f"{attempt.grid[0]} × {attempt.grid[1]}"
-    again = "again " if any(now.step <= before.end for before in life.attempts[: now.attempt]) else ""
-    return {
-        "begin": f"{attempt.ranks} ranks begin, dp × tp = {grid}, at step {now.step}",
-        "step": f"step {now.step - 1} is done {again}on {grid}",
-        "save": f"saved after {now.step} steps",
-        "kill": f"rank {attempt.killed[0] if attempt.killed else ''} is killed after {now.step} steps",
-    }[now.what]
+def _grid(attempt: Attempt) -> str:
+    return f"{attempt.grid[0]} × {attempt.grid[1]}"
 
 
-def _draw_attempt(axes: Axes, attempt: Attempt, mine: list[LifeMoment], top: float, tick: float) -> None:
-    dp, tp = attempt.grid
-    write(axes, 14, top - 12, f"dp × tp = {dp} × {tp}", 11, color=QUIET)
-    steps = [each.step - 1 for each in mine if each.what == "step"]
-    is_dead = mine[-1].what == "kill"
+def _last(life: RunLife) -> float:
+    return life.last.losses[life.job.steps - 1]
+
+
+def _say_attempt(attempt: Attempt) -> str:
+    """An attempt in words, for the alt text."""
+    saved = ", ".join(map(str, attempt.saved)) or "no step"
+    killed = f", and rank {attempt.killed[0]} is killed" if attempt.killed else ""
+    did = f"begins at step {attempt.begin}, saves after {saved}, ends after step {attempt.end}"
+    return f"dp × tp = {_grid(attempt)} {did}{killed}."
+
+
+def _draw_attempt(axes: Axes, attempt: Attempt, top: float, tick: float) -> None:
+    tp = attempt.grid[1]
+    write(axes, 14, top - 12, f"dp × tp = {_grid(attempt)}", 11, color=QUIET)
     for rank in range(attempt.ranks):
         y = top + rank * _LANE
         write(axes, 14, y + _LANE / 2, f"rank {rank}  (dp {rank // tp}, tp {rank % tp})", 11)
-        for step in steps:
-            x = _FILM_LEFT + step * tick
+        for step in attempt.losses:
+            x = _LIFE_LEFT + step * tick
             rectangle(axes, x, y + 2, tick - 3, _LANE - 4, rank_colour(rank), linewidth=0.7)
-        if is_dead and attempt.killed is not None:
-            x, is_victim = _FILM_LEFT + attempt.killed[1] * tick + 9, rank == attempt.killed[0]
+        if attempt.killed is not None:
+            x, is_victim = _LIFE_LEFT + attempt.killed[1] * tick + 9, rank == attempt.killed[0]
             mark, colour, weight = ("killed", WRONG, "bold") if is_victim else ("ended", QUIET, "normal")
             write(axes, x, y + _LANE / 2, f"✕ {mark}", color=colour, weight=weight)
     bottom = top + attempt.ranks * _LANE + 11
-    begun_at = _FILM_LEFT + attempt.begin * tick - 3
+    begun_at = _LIFE_LEFT + attempt.begin * tick - 3
     axes.plot([begun_at, begun_at], [top - 4, bottom], color=INK, linewidth=1.4)
     if attempt.begin:
         axes.plot(begun_at, top - 8, marker="D", markersize=6, color=INK)
         write(axes, begun_at + 8, top - 9, f"loads step {attempt.begin}", 11)
-    for each in mine:
-        if each.what == "save":
-            x = _FILM_LEFT + each.step * tick - 3
-            axes.plot(x, bottom, marker="D", markersize=7, color=INK)
-            write(axes, x + 8, bottom, f"{each.step}", 11, color=QUIET)
+    for step in attempt.saved:
+        x = _LIFE_LEFT + step * tick - 3
+        axes.plot(x, bottom, marker="D", markersize=7, color=INK)
+        write(axes, x + 8, bottom, f"{step}", 11, color=QUIET)
 
 
-def _draw_losses(
-    axes: Axes, life: RunLife, undisturbed: RunLife, done: list[LifeMoment], top: float, tick: float
-) -> None:
+def _draw_losses(axes: Axes, life: RunLife, undisturbed: RunLife, top: float, tick: float) -> None:
     reference = undisturbed.last.losses
     every = [*reference.values(), *(loss for each in life.attempts for loss in each.losses.values())]
     low, high = min(every), max(every)
 
     def at(step: int, loss: float) -> tuple[float, float]:
         share = (round(loss, 3) - low) / ((high - low) or 1.0)
-        return _FILM_LEFT + (step + 0.5) * tick, top + 14 + (1 - share) * (_CURVE - 30)
+        return _LIFE_LEFT + (step + 0.5) * tick, top + 14 + (1 - share) * (_CURVE - 30)
 
-    rectangle(axes, _FILM_LEFT - 3, top, life.job.steps * tick, _CURVE, CARD, linewidth=0.6, edgecolor=EMPTY)
+    rectangle(axes, _LIFE_LEFT - 3, top, life.job.steps * tick, _CURVE, CARD, linewidth=0.6, edgecolor=EMPTY)
     write(axes, 14, top + 18, "loss", 12, weight="bold")
     write(axes, 14, top + 40, "line: undisturbed", 11, color=QUIET)
     write(axes, 14, top + 60, "○ lost with the kill", 11, color=QUIET)
     write(axes, 14, top + 80, "● what counts", 11, color=QUIET)
     line = zip(*(at(step, loss) for step, loss in reference.items()), strict=True)
     axes.plot(*line, color=QUIET, linewidth=1)
-    for each in done:
-        if each.what == "step":
-            attempt, step = life.attempts[each.attempt], each.step - 1
-            later = life.attempts[each.attempt + 1 : done[-1].attempt + 1]
-            size, fill = (9, "none") if any(after.begin <= step for after in later) else (5, INK)
-            axes.plot(*at(step, attempt.losses[step]), "o", markersize=size, markerfacecolor=fill, color=INK)
+    for attempt in life.attempts:
+        for step, loss in attempt.losses.items():
+            is_lost = attempt is not life.last and life.last.begin <= step
+            size, fill = (9, "none") if is_lost else (5, INK)
+            axes.plot(*at(step, loss), "o", markersize=size, markerfacecolor=fill, color=INK)
     for step in range(life.job.steps):
-        centred(axes, _FILM_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), color=QUIET)
+        centred(axes, _LIFE_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), color=QUIET)
     write(axes, 14, top + _CURVE + 12, "step", 11, color=QUIET)
-
-
-def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:
-    done = moments(life)[: moment + 1]
-    now = done[-1]
-    saved = [each.step for each in done if each.what == "save"]
-    text = [f"Moment {moment}: {_title(life, now)}."]
-    text += [f"Checkpoints so far: {', '.join(map(str, saved)) or 'none'}."]
-    if steps := [each for each in done if each.what == "step"]:
-        mine = life.attempts[steps[-1].attempt].losses[steps[-1].step - 1]
-        theirs = undisturbed.last.losses[steps[-1].step - 1]
-        text += [f"The latest loss is {mine:.2f}; undisturbed it was {theirs:.2f}."]
-    return " ".join(text)

@@ -1,13 +1,11 @@
-"""Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and traps to try.
+"""Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and two traps.
 
 After each call, ranks exchange their status in a separate group: if the call failed on one rank, all stop.
 """
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,11 +15,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial
 
 from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtensor_config
-from ...errors import RankFailedError
 from ...launching.launch import launch
 from ...launching.lost_rank import in_one_line, is_about_lost_rank
 from ...newton_schulz import zeropower_via_newtonschulz
@@ -295,22 +291,7 @@ def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None]:
     return len(mine), None if full is None else "tensor"
 
 
-SHORT = 2.0
 SIDE = 24
-
-
-def try_on_groups(function: Callable[[Tensor, Any], object], dp: int, tp: int, backend: str) -> str:
-    """Run ``function(shard, group)`` on every rank, in the groups along dp, and say what happened."""
-    return _by_rank(launch(_on_group, dp * tp, args=(function, dp, tp), backend=backend, output="quiet"))
-
-
-def try_uneven(function: Callable[[Tensor, list[int]], object], ranks: int, seed: int, backend: str) -> str:
-    """Run ``function(shard, rows of each rank)`` over all ranks with a short timeout; say what happened."""
-    try:
-        told = launch(_uneven, ranks, args=(function, seed), backend=backend, output="quiet", timeout=SHORT)
-    except RankFailedError as error:
-        told = [str(error).splitlines()[0]]
-    return _by_rank(told)
 
 
 def try_for_steps(gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str) -> str:
@@ -324,29 +305,6 @@ def try_partial(ranks: int, seed: int, backend: str) -> str:
     return "\n".join(launch(_partial, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
-def try_several(ranks: int, seed: int, backend: str) -> str:
-    """Step weights that hold several matrices: as one matrix, and part by part."""
-    return "\n".join(launch(_several, ranks, args=(seed,), backend=backend, output="quiet")[0])
-
-
-def _by_rank(told: Sequence[str]) -> str:
-    """What each rank says; ranks that say the same share a line."""
-    ranks: dict[str, list[int]] = {}
-    for rank, said in enumerate(told):
-        ranks.setdefault(said, []).append(rank)
-    lines = (f"rank {', '.join(map(str, those))}: {said}" for said, those in ranks.items())
-    return "\n".join(textwrap.fill(line, 98, subsequent_indent="    ") for line in lines)
-
-
-def _said_of(act: Callable[[], object]) -> str:
-    try:
-        act()
-    except Exception as error:
-        said = re.sub(r"\s*<[^>]* object at [^>]*>", "", f"{type(error).__name__}: {in_one_line(str(error))}")
-        return f"{said}. It waited for another rank in vain." if is_about_lost_rank(error) else in_words(said)
-    return "went through"
-
-
 def in_words(error: str) -> str:
     """An error's text, with its meaning in words if it is Gloo's for uneven pieces or split sizes.
 
@@ -356,18 +314,6 @@ def in_words(error: str) -> str:
     if "inLengthPerRank" in error:
         return "by its splits, a rank sends itself another number of elements than it takes from itself."
     return f"{error}. dist.gather wants equal pieces." if "gather: invalid tensor size" in error else error
-
-
-def _on_group(rank: int, function: Callable, dp: int, tp: int) -> str:
-    group = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
-    return _said_of(lambda: function(torch.ones(2, 3), group))
-
-
-def _uneven(rank: int, function: Callable, seed: int) -> str:
-    ranks = dist.get_world_size()
-    rows = bad_rows(ranks)
-    mine = rows_at(whole_matrix((rows, 6), seed), rank, ranks)
-    return _said_of(lambda: function(mine, three_functions.rows_of(rows, ranks)))
 
 
 def distance(update: Tensor, right: Tensor) -> float:
@@ -406,36 +352,3 @@ def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
         mine = torch.cat(gather_objects(param.detach() - before[0]))
         off.append(distance(mine, whole.detach() - before[1]))
     return off
-
-
-def _several(rank: int, seed: int) -> list[str]:
-    mesh, said = build_mesh({"dp": dist.get_world_size()}), []
-    qkv = whole_matrix((3 * SIDE, SIDE), seed)
-    experts = whole_matrix((dist.get_world_size(), SIDE * SIDE), seed).view(-1, SIDE, SIDE)
-    asked: dict[str, tuple[Tensor, Any]] = {"fused QKV": (qkv, (SIDE,) * 3)}
-    asked["a stack of experts"] = (experts, "stack")
-    for name, (grad, parts) in asked.items():
-        pieces = grad.reshape(-1, SIDE).split(SIDE)
-        right = torch.cat([zeropower_via_newtonschulz(piece) for piece in pieces])
-        as_one = zeropower_via_newtonschulz(grad.flatten(1)).reshape(-1, SIDE)
-        same = _same_with_parts(grad, parts, mesh)
-        said.append(f"{name}, as one matrix: {distance(as_one, right):.2f} away from the right update")
-        said.append(f"    with Muon(…, parts={parts!r}), cut over all ranks: {same}")
-    return said
-
-
-def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
-    position, ranks = mesh.get_local_rank(), mesh.size()
-
-    def held(tensor: Tensor) -> DTensor:
-        asked: Any = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(rows_at(tensor, position, ranks), mesh, [Shard(0)], **asked)
-
-    whole = torch.nn.Parameter(torch.zeros_like(grad))
-    param = torch.nn.Parameter(held(torch.zeros_like(grad)))
-    whole.grad, param.grad = grad, held(grad)
-    Muon([whole], lr=LR, parts=parts).step()
-    Muon([param], lr=LR, parts=parts, distributed_config=create_dtensor_config()).step()
-    mine = rows_at(whole.detach(), position, ranks)
-    same = torch.equal(param.detach().to_local(), mine)  # type: ignore[attr-defined]
-    return "the bits of one process" if same else "other bits"

@@ -1,21 +1,18 @@
-"""Pictures of lesson 11: layouts side by side and as a film, wrong rows, loads. Fills show ranks."""
+"""Pictures of lesson 11: layouts side by side, wrong rows, loads. Fills show ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
 from ...plan.grid import Grid
-from ...plan.layout import Box, Shard
+from ...plan.layout import Shard
 from ...plan.matrix import Cut, held_box
-from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, rank_colour
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.holdings import Piece
-from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, tile, write
-from ..widgets.shell import Shell, choice, play
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from .shared_work import MixedModel, as_the_package
 from .transfers import Transfer
 
@@ -30,7 +27,7 @@ _HERO_ROWS = {
 def hero() -> Picture:
     left, across, down, small = 152, 182, 100, 38
     figure, axes = blank(left + 4 * across + 4, 66 + 3 * down + 46)
-    journeys = [journey_of(layout, 2, 2) for layout in LAYOUTS]
+    journeys = [journey_of(layout) for layout in LAYOUTS]
     for column, journey in enumerate(journeys):
         x = left + column * across
         write(axes, x, 20, journey.layout, 14, weight="bold")
@@ -41,7 +38,7 @@ def hero() -> Picture:
         write(axes, 16, y + 16, f"{name}_fn", weight="bold")
         write(axes, 16, y + 50, says, color=QUIET, linespacing=1.25)
         for column, journey in enumerate(journeys):
-            now = journey.moments[MOMENTS.index(name)]
+            now = journey.moments[name]
             for rank, held in enumerate(now.held):
                 x = left + column * across + rank * (small + 6)
                 _draw_matrix(axes, x, y + 6, small, journey.side, held)
@@ -53,14 +50,14 @@ def hero() -> Picture:
         rectangle(axes, left + rank * 88, bottom - 8, 16, 16, rank_colour(rank), linewidth=0.8)
         write(axes, left + rank * 88 + 22, bottom, f"rank {rank}")
     write(axes, left + 4 * 88 + 4, bottom, "★ owner · colour: who brought it, or computed it", color=QUIET)
-    said = " ".join(say_moment(journey, MOMENTS.index(name)) for journey in journeys for name in _HERO_ROWS)
+    said = " ".join(say_moment(journey, name) for journey in journeys for name in _HERO_ROWS)
     return finish(figure, "own_sharding-hero", f"One parameter, three functions, four layouts. {said}")
 
 
 def _hero_line(journey: Journey, name: str) -> str:
     if name == "assign":
         return "each its own" if journey.layout == "EP" else f"rank {journey.owners[0]}, for all"
-    now = journey.moments[MOMENTS.index(name)]
+    now = journey.moments[name]
     if crossing := sum(map(journey.crosses, now.sent)):
         return f"{len(now.sent)} travel, {crossing} across"
     return _say_pieces(len(now.sent))
@@ -70,55 +67,13 @@ def _say_pieces(count: int) -> str:
     return {0: "nothing travels", 1: "1 piece travels"}.get(count, f"{count} pieces travel")
 
 
-def _draw_matrix(
-    axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Piece], look: float = 1.0
-) -> None:
-    rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8 * look)
+def _draw_matrix(axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Piece]) -> None:
+    rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8)
     unit = size / side
     for each in held:
         (top, left), (high, wide) = each.box.offset, each.box.shape
         frame = (x + left * unit, y + top * unit, wide * unit, high * unit)
-        rectangle(axes, *frame, rank_colour(each.keeper), linewidth=0.8 * look)
-
-
-@cache
-def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
-    """All ranks at one moment of a parameter's journey, with an arrow for each piece that was just sent."""
-    journey = journey_of(layout, dp, tp)
-    now, ranks = journey.moments[moment], journey.grid.world_size
-    across = min(200, 860 // ranks)
-    size = min(120, across - 24)
-    width, top = max(560, across * ranks + 24), 112
-    figure, axes = blank(width, top + size + 66, f"{layout}: {LAYOUTS[layout]}", 14, 22, 13)
-    begin = 14.0
-    for number, name in enumerate(MOMENTS):
-        wide = 9.4 * len(name) + 18
-        fill, line, weight = (MARKED, 1.4, "bold") if number == moment else (CARD, 0.5, "normal")
-        tile(axes, (begin, 38, wide, 24), fill, name, linewidth=line, weight=weight)
-        begin += wide + 6
-    left = (width - across * ranks) / 2 + (across - size) / 2
-    for rank, held in enumerate(now.held):
-        x = left + rank * across
-        _draw_matrix(axes, x, top, size, journey.side, held, 1.4)
-        name, weight = f"rank {rank}", "normal"
-        if moment > 0 and rank in journey.owners:
-            rectangle(axes, x - 4, top - 4, size + 8, size + 8, "none", linewidth=2.6)
-            name, weight = f"★ {name}", "bold"
-        centred(axes, x + size / 2, top + size + 20, name, 12, weight=weight)
-        centred(axes, x + size / 2, top + size + 44, now.said[rank])
-    for each in now.sent:
-        ends = [(left + rank * across + size / 2, top - 6) for rank in (each.sender, each.receiver)]
-        curve = f"arc3,rad={-0.18 if ends[0][0] < ends[1][0] else 0.18}"
-        look: dict[str, Any] = {"linestyle": "--" if journey.crosses(each) else "-", "connectionstyle": curve}
-        arrow(axes, *ends, shrinkA=3, shrinkB=3, linewidth=1.7, zorder=8, mutation_scale=15, **look)
-    return finish(figure, f"own_sharding-{layout}-{moment}-{dp}-{tp}", say_moment(journey, moment))
-
-
-def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
-    """Choose a layout, and play a parameter's journey. Without a kernel, only FSDP2's gather is shown."""
-    draw = partial(draw_journey, dp=dp, tp=tp)
-    still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
-    return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=choice("layout", list(LAYOUTS)))
+        rectangle(axes, *frame, rank_colour(each.keeper), linewidth=0.8)
 
 
 def draw_rows(found: Sequence[int | None], lengths: list[int], group: Sequence[int], index: int) -> Picture:
@@ -163,7 +118,6 @@ def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
     return finish(figure, "own_sharding-loads", f"GFLOP: {said}; par is {par:.1f} on the busiest rank.")
 
 
-MOMENTS = ("momentum", "assign", "gather", "Newton–Schulz", "redistribute", "done")
 LAYOUTS = {
     "FSDP2": "rows cut over all ranks",
     "HSDP": "rows cut within a replica, replicas alike",
@@ -177,7 +131,6 @@ OWNER = 1
 class JourneyMoment:
     """What every rank holds at one moment, and what was just sent. ``said`` has a line per rank."""
 
-    name: str
     held: tuple[tuple[Piece, ...], ...]
     sent: tuple[Transfer, ...]
     said: tuple[str, ...]
@@ -185,13 +138,16 @@ class JourneyMoment:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """A parameter's journey under one layout. ``owners`` has, for each rank, the owner of its matrix."""
+    """A parameter's journey under one layout. ``owners`` has, for each rank, the owner of its matrix.
+
+    There is a moment after each of the three functions, by its name.
+    """
 
     layout: str
     grid: Grid
     side: int
     owners: tuple[int, ...]
-    moments: tuple[JourneyMoment, ...]
+    moments: Mapping[str, JourneyMoment]
 
     def crosses(self, sent: Transfer) -> bool:
         """Whether the bytes go from one replica to another."""
@@ -199,11 +155,11 @@ class Journey:
         return replica != other
 
 
-def grid_of(layout: str, dp: int, tp: int) -> Grid:
-    """The grid of a layout; HSDP has ``tp`` replicas of ``dp`` ranks."""
+def grid_of(layout: str) -> Grid:
+    """The four ranks of a layout; HSDP has two replicas of two ranks."""
     if layout == "HSDP":
-        return Grid.of(replicate=tp, shard=dp)
-    return Grid.of(**{{"FSDP2": "shard", "TP": "tp", "EP": "ep"}[layout]: dp * tp})
+        return Grid.of(replicate=2, shard=2)
+    return Grid.of(**{{"FSDP2": "shard", "TP": "tp", "EP": "ep"}[layout]: 4})
 
 
 def cuts_of(layout: str) -> tuple[Cut, ...]:
@@ -212,44 +168,37 @@ def cuts_of(layout: str) -> tuple[Cut, ...]:
     return (("tp", Shard(1)),) if layout == "TP" else (("shard", Shard(0)),)
 
 
-def journey_of(layout: str, dp: int, tp: int) -> Journey:
+def journey_of(layout: str) -> Journey:
     """The journey of one square matrix; under EP, of one expert per rank."""
-    grid = grid_of(layout, dp, tp)
+    grid = grid_of(layout)
     ranks, side = grid.ranks, 2 * len(grid.ranks)
-    whole = Box((0, 0), (side, side))
     boxes = [held_box((side, side), cuts_of(layout), grid.at(rank)) for rank in ranks]
-    owner = min(OWNER, ranks[-1])
-    owners = tuple(ranks) if layout == "EP" else (owner,) * len(ranks)
-    near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(owner)["replicate"]]
+    owners = tuple(ranks) if layout == "EP" else (OWNER,) * len(ranks)
+    near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(OWNER)["replicate"]]
     kept = tuple((Piece(box, rank),) for rank, box in enumerate(boxes))
     joined = tuple(Piece(boxes[rank], rank) for rank in near)
     full = {rank: kept[rank] if layout == "EP" else joined for rank in set(owners)}
     gathered = tuple(full.get(rank, ()) for rank in ranks)
-    computed = tuple((Piece(whole, rank),) if rank in full else () for rank in ranks)
     parts = tuple((Piece(boxes[rank], owners[rank]),) for rank in ranks)
-    others = [] if layout == "EP" else [rank for rank in ranks if rank != owner]
-    back = [Transfer(owner, rank, 2 * boxes[rank].numel) for rank in others]  # in bfloat16
-    out = [Transfer(each.receiver, owner, each.nbytes) for each in back if each.receiver in near]
-    shown = "×".join(map(str, whole.shape))
+    others = [] if layout == "EP" else [rank for rank in ranks if rank != OWNER]
+    back = [Transfer(OWNER, rank, 2 * boxes[rank].numel) for rank in others]  # in bfloat16
+    out = [Transfer(each.receiver, OWNER, each.nbytes) for each in back if each.receiver in near]
 
     def told(of_owner: str, of_others: str) -> tuple[str, ...]:
         return tuple(of_owner if rank in full else of_others for rank in ranks)
 
-    has = tuple(f"has {box.shape[0]}×{box.shape[1]}" for box in boxes)
-    moments = (
-        JourneyMoment("momentum", kept, (), has),
-        JourneyMoment("assign", kept, (), told("is the owner", "is not")),
-        JourneyMoment("gather", gathered, tuple(out), told(f"gets {shown}", "gets None")),
-        JourneyMoment("Newton–Schulz", computed, (), told("computes", "waits")),
-        JourneyMoment("redistribute", parts, tuple(back), tuple(each.replace("has", "gets") for each in has)),
-    )
-    end = replace(moments[-1], name="done", sent=(), said=("adds its part",) * len(ranks))
-    return Journey(layout, grid, side, owners, (*moments, end))
+    gets = tuple(f"gets {box.shape[0]}×{box.shape[1]}" for box in boxes)
+    moments = {
+        "assign": JourneyMoment(kept, (), told("is the owner", "is not")),
+        "gather": JourneyMoment(gathered, tuple(out), told(f"gets {side}×{side}", "gets None")),
+        "redistribute": JourneyMoment(parts, tuple(back), gets),
+    }
+    return Journey(layout, grid, side, owners, moments)
 
 
-def say_moment(journey: Journey, moment: int) -> str:
-    now = journey.moments[moment]
+def say_moment(journey: Journey, name: str) -> str:
+    now = journey.moments[name]
     sent, crossing = _say_pieces(len(now.sent)), sum(map(journey.crosses, now.sent))
     sent += f", {crossing} of them to another replica" if crossing else ""
     ranks = "; ".join(f"rank {rank} {said}" for rank, said in enumerate(now.said))
-    return f"{journey.layout}, {LAYOUTS[journey.layout]}. Moment {moment}, {now.name}: {sent}; {ranks}."
+    return f"{journey.layout}, {LAYOUTS[journey.layout]}. {name}: {sent}; {ranks}."
