@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# **Seventy minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
 # process.
 #
@@ -218,7 +218,7 @@ print(inspect.getsource(travel))
 #
 # </details>
 #
-# *Medium · 6 minutes · required*
+# *Medium · 8 minutes · required*
 
 # %% tags=["stub"]
 def way_back(x, route, at, label):
@@ -316,7 +316,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 #
 # </details>
 #
-# *Hard · 25 minutes · required · par 12 lines*
+# *Hard · 30 minutes · required · par 12 lines*
 
 # %%
 way_back = back.accepted_or(lesson.way_back)

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
+# **Seventy minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
 # work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan), lesson 06 (groups) and lesson 07 (layouts).
@@ -169,7 +169,7 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 #
 # </details>
 #
-# *Medium · 12 minutes · required*
+# *Medium · 18 minutes · required*
 
 # %% tags=["stub"]
 def splits(owner, state):
@@ -217,7 +217,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 56 bytes a rank, for all matrices, on the way back*
+# *Medium · 10 minutes · required · par 56 bytes a rank, for all matrices, on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Seventy-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, find the wait that it lacks, order the work of a pipeline, and trade a
 # stage's memory for work.
 #
@@ -123,7 +123,7 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 #
 # </details>
 #
-# *Medium · 8 minutes · required*
+# *Medium · 10 minutes · required*
 
 # %% tags=["stub"]
 def makespan(gathers, works, window):
@@ -167,7 +167,7 @@ lesson.draw_schedules(dp * tp)
 #
 # </details>
 #
-# *Medium · 10 minutes · required*
+# *Medium · 12 minutes · required*
 
 # %% tags=["stub"]
 def prefetch(count, gather, work, window):
@@ -222,8 +222,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 lesson.explore_windows(live=widgets)
 
 # %%
-for window in (1, 2, 3, 6):
-    step = lesson.predict("50 Mbit/s", window)
+for window in (1, 2, 3, 4, 6):
+    step = lesson.predict("200 Mbit/s", window)
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]

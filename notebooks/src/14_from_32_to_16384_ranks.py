@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
+# **Forty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
 # latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).

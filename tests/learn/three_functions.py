@@ -115,6 +115,23 @@ def swapped(mine: Tensor, owner: int, state: State) -> Any:
     return whole.view(shape_of(state)) if dist.get_rank() == owner else None
 
 
+def without_group(mine: Tensor, owner: int, state: State) -> Any:
+    """Wrong: the call does not name the group."""
+    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
+    whole = mine.new_empty(sum(take))
+    dist.all_to_all_single(whole, mine.flatten(), take, send)
+    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
+
+
+def not_exchanged(update: Tensor | None, owner: int, state: State) -> Any:
+    """Wrong: sends and takes on the way back what it sent and took on the way out."""
+    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
+    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
+    flat = mine.new_empty(0) if update is None else update.flatten()
+    dist.all_to_all_single(mine.flatten(), flat, take, send, group=state["group"])
+    return mine
+
+
 def skips_idle(mine: Tensor, owner: int, state: State) -> Any:
     """Wrong: a rank that has nothing to send or to take does not call."""
     send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
@@ -200,6 +217,7 @@ GATHERED: list[tuple[Callable, str]] = [
     ),
     (uneven, "dist.gather wants equal pieces"),
     (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Only"),
+    (without_group, "Hint: Does the call name group=state['group']?"),
     (swapped, "Hint: Only the owner takes, and all ranks send to its place in the group alone"),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
@@ -209,6 +227,7 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
         lambda update, *given: None if update is None else right.redistribute(update, *given),
         "Timeout in redistribute, matrix 0: rank 0 waited",
     ),
+    (not_exchanged, "Each rank takes what it sent on the way out: exchange the two lists."),
     (of_no_dtype, "Hint: All tensors of the call are bfloat16, as the update is."),
     (no_answer, "every rank must return its part, but it returned None"),
     (

@@ -190,7 +190,7 @@ class Clinic:
             return f"The file has lines 1 to {last}, and no line {outside[0]}."
         if repair and name == SOUND:
             said = f"Line {next(iter(repair))} is right as it stands."
-            return Diagnosis(said, ("How far is this run from the oracle? Less than rounding explains?",))
+            return Diagnosis(said, ("How far is this run from the oracle? No more than rounding explains?",))
         repaired = with_lines(text, repair)
         try:
             compile(repaired, "loop.py", "exec")

@@ -184,7 +184,11 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
     uneven = "local_shape(shape, 'column', place, ranks) of each: place is in the group, no global rank."
     splits = "Only the owner takes, and all ranks send to its place in the group alone: ranks.index(owner)."
+    if note.call == "redistribute":
+        splits = "Only the owner sends. Each rank takes what it sent on the way out: exchange the two lists."
+    group = "Does the call name group=state['group']? Without it, all ranks of the grid take part."
     hint = why(
+        ("zip()" in note.error, group),
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),
         ("different dtypes" in note.error, "All tensors of the call are bfloat16, as the update is."),
