@@ -6,7 +6,7 @@ highest rate of a plain matrix product, measured in the same rounds, bounds each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -96,31 +96,41 @@ def contender(
 
     ``"auto"`` takes the recipe in ``choices`` for each matrix's shape.
     """
-    workspace = workspace or Workspace()
+    if name == AUTO:
+        return _by_shape(choices or {}, workspace or Workspace())
+    if name == TORCH:
+        return lambda matrices: [
+            _zeropower_via_newtonschulz(matrix, KELLER_JORDAN, DEFAULT_STEPS, DEFAULT_EPS)
+            for matrix in matrices
+        ]
+    if name == STOCK:
+        return lambda matrices: [zeropower_via_newtonschulz(matrix) for matrix in matrices]
+    return partial(_in_stacks, recipe=RECIPES[name], workspace=workspace or Workspace())
 
-    def most(key: tuple[str, tuple[int, int]]) -> int:
-        recipe, sides = key
-        return 1 if recipe in (TORCH, STOCK) else run_length(*sides, RECIPES[recipe])
+
+def _in_stacks(matrices: list[Tensor], recipe: Recipe, workspace: Workspace) -> list[Tensor]:
+    results: dict[int, Tensor] = {}
+    shapes = [(matrix.size(0), matrix.size(1)) for matrix in matrices]
+    for places in runs_of_equals(shapes, lambda shape: run_length(*shape, recipe)):
+        stack = torch.stack([matrices[place] for place in places])
+        results.update(zip(places, orthogonalize(stack, recipe, workspace=workspace), strict=True))
+    return [results[place] for place in range(len(matrices))]
+
+
+def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
+    contenders = {name: contender(name, None, workspace) for name in set(choices.values())}
 
     def run(matrices: list[Tensor]) -> list[Tensor]:
-        shapes = [(matrix.size(0), matrix.size(1)) for matrix in matrices]
-        keys = [((choices or {})[shape_of(*its)] if name == AUTO else name, its) for its in shapes]
+        places: dict[str, list[int]] = {}
+        for place, matrix in enumerate(matrices):
+            places.setdefault(choices[shape_of(*matrix.shape)], []).append(place)
         results: dict[int, Tensor] = {}
-        for places in runs_of_equals(keys, most):
-            whole = [matrices[place] for place in places]
-            results.update(zip(places, _orthogonalized(keys[places[0]][0], whole, workspace), strict=True))
+        for name, its in places.items():
+            found = contenders[name]([matrices[place] for place in its])
+            results.update(zip(its, found, strict=True))
         return [results[place] for place in range(len(matrices))]
 
     return run
-
-
-def _orthogonalized(name: str, matrices: list[Tensor], workspace: Workspace) -> Iterable[Tensor]:
-    """Orthogonalize matrices of equal shape: one by one, or by a recipe as one stack."""
-    if name == TORCH:
-        return [_zeropower_via_newtonschulz(G, KELLER_JORDAN, DEFAULT_STEPS, DEFAULT_EPS) for G in matrices]
-    if name == STOCK:
-        return map(zeropower_via_newtonschulz, matrices)
-    return orthogonalize(torch.stack(matrices), RECIPES[name], workspace=workspace)
 
 
 def product(
