@@ -26,8 +26,6 @@ GOOD = ("named", "survived")
 
 TIMEOUT = 4.0
 """Seconds that a rank waits for the others in every case."""
-PATIENCE = 2.0
-"""Seconds beyond the timeout after which a case counts as a hang."""
 STRUCK = "struck"
 """The file in a case's folder that holds the time of its fault (monotonic seconds)."""
 
@@ -98,7 +96,6 @@ class Seen:
     blamed: int | None = None
     line_due: bool = False
     seconds: float = 0.0
-    limit: float = TIMEOUT + PATIENCE
     signals: tuple[str, ...] = ()  # signals that ended a rank, except the fault itself
     orphans: tuple[str, ...] = ()
     half_loaded: bool = False

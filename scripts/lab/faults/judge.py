@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .case import Case, Seen, Verdict
+from .case import TIMEOUT, Case, Seen, Verdict
 
+LIMIT = TIMEOUT + 2.0
+"""Seconds from a fault to the end of its run; a run that takes longer counts as a hang."""
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
 _TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # if only two ranks hold a part, either may be wrong
@@ -33,8 +35,8 @@ def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
         yield "orphan", f"still running: {', '.join(seen.orphans)}"
     if seen.signals:
         yield "abort", f"ended by {', '.join(seen.signals)}: {seen.message or 'without a message'}"
-    if seen.seconds > seen.limit:
-        yield "hang", f"{seen.seconds:.1f} s after the fault, {seen.limit:g} allowed: {' / '.join(said)}"
+    if seen.seconds > LIMIT:
+        yield "hang", f"{seen.seconds:.1f} s after the fault, {LIMIT:g} allowed: {' / '.join(said)}"
     if seen.half_loaded:
         yield "half load", f"tensors had changed when it was refused: {' / '.join(said)}"
     if seen.retry_refused:

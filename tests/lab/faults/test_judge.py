@@ -112,11 +112,12 @@ def campaign() -> Iterator[Campaign]:
     ],
 )
 def test_a_planted_end_is_found_on_real_processes(
-    campaign: Campaign, tmp_path: Path, plant: Any, verdict: str
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any, verdict: str
 ) -> None:
     seen = launched(CASE, tmp_path, plant, CASE, str(tmp_path))
     if plant is plants.a_hang:
-        seen = replace(seen, seconds=since_struck(tmp_path), limit=0.2)
+        monkeypatch.setattr("scripts.lab.faults.judge.LIMIT", 0.2)
+        seen = replace(seen, seconds=since_struck(tmp_path))
     orphans = left_behind(campaign.mark)
     assert judge(CASE, replace(seen, orphans=orphans))[0] == verdict
 
