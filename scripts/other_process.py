@@ -30,14 +30,13 @@ def call_elsewhere(function: Callable[..., Any], *arguments: Any, **environment:
     ``environment``: variables that are added to this process's environment.
 
     Raises:
-        CalledProcessError: the other process failed; its ``stderr`` says why.
+        CalledProcessError: the other process failed, and has said why on stderr.
     """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "call"
         file.write_bytes(pickle.dumps((function, arguments)))
         program = [sys.executable, "-c", _CALL, str(file)]
-        variables = {**os.environ, **environment}
-        subprocess.run(program, cwd=ROOT, env=variables, check=True, stderr=subprocess.PIPE, text=True)
+        subprocess.run(program, cwd=ROOT, env={**os.environ, **environment}, check=True)
         return pickle.loads(file.read_bytes())
 
 
