@@ -51,8 +51,9 @@ def free_port() -> int:
 
 
 def heed_interrupts() -> None:
-    """Make a child react to SIGINT, which a shell's background jobs and their children ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Make a child react to SIGINT and SIGHUP: background jobs of a shell ignore one, ``nohup`` the other."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _runs(pid: int) -> bool:
