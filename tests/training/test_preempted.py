@@ -1,4 +1,4 @@
-"""A scheduler's signal to torchrun's agent, and Ctrl-C while ranks start."""
+"""Signals to torchrun's agent, a stopped rank under it, and signals while ranks start."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 import muon_tutorial
 from muon_tutorial.training.checkpoints import Saving
-from scripts.lab.faults.processes import MARK, left_behind
+from scripts.lab.faults.processes import MARK, left_behind, wait_until
 
 from ..exhaustive import left_out
 from ..launching.launch_traces import heed_interrupts
-from .runs import MODEL, OURS, SCRIPT, losses
+from .runs import MODEL, OURS, SCRIPT, losses, wait_for_a_step
 
 CHECKOUT = str(Path(muon_tutorial.__file__).parents[1])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": CHECKOUT, "OMP_NUM_THREADS": "1"}
@@ -30,17 +32,16 @@ pytestmark = [
 ]
 
 
-def preempt(
-    words: Sequence[str], begun: Path, moment: float, sent: str, to_group: bool, folder: Path
-) -> tuple[int, str]:
-    """Start a run, and send a signal ``moment`` seconds after ``begun`` exists, to it or to its group.
+@contextmanager
+def begun(words: Sequence[str], sign: str, folder: Path, *options: str) -> Iterator[subprocess.Popen]:
+    """Start a run, and yield its process once the file ``sign`` exists; then wait for its end.
 
-    Returns the exit code and what it wrote to stderr; it must leave no process behind.
+    It must leave no process behind. The file ``said.log`` has what it wrote to stderr.
     """
     mark = f"preempted-{os.getpid()}"
-    with open(folder / "said", "wb") as said:
+    with open(folder / "said.log", "wb") as said:
         started = subprocess.Popen(
-            [sys.executable, "-m", *words, *JOB],
+            [sys.executable, "-m", *words, *JOB, *options],
             cwd=folder,
             env={**ENVIRONMENT, MARK: mark},
             stdout=subprocess.DEVNULL,
@@ -49,37 +50,79 @@ def preempt(
             preexec_fn=heed_interrupts,
         )
     try:
-        while not begun.exists():
-            assert started.poll() is None, (folder / "said").read_text()
+        while not (folder / sign).exists():
+            assert started.poll() is None, (folder / "said.log").read_text()
             time.sleep(0.005)
-        time.sleep(moment)
-        (os.killpg if to_group else os.kill)(started.pid, signal.Signals[sent])
-        code = started.wait(90)
+        yield started
+        started.wait(90)
+        assert left_behind(mark) == ()
     finally:
         started.kill()
         started.wait()
-        orphans = left_behind(mark)
-    assert orphans == ()
-    return code, (folder / "said").read_text()
+        left_behind(mark)
+
+
+RANKS = ["--standalone", "--nproc-per-node=2", SCRIPT]
+AGENT = [*OURS.split(), *RANKS]
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [("SIGTERM", 143), left_out("SIGHUP", 129), left_out("SIGINT", 130)]
+    ("first", "sent", "code"),
+    [
+        ("SIGUSR1", "SIGTERM", 143),
+        left_out("SIGUSR2", "SIGHUP", 129),
+        left_out(None, "SIGTERM", 143),
+        left_out(None, "SIGINT", 130),
+    ],
 )
 def test_a_signal_to_torchruns_agent_alone_saves_the_step_in_hand(
-    sent: str, code: int, tmp_path: Path
+    first: str | None, sent: str, code: int, tmp_path: Path
 ) -> None:
-    run, words = tmp_path / "run", [*OURS.split(), "--standalone", "--nproc-per-node=2", SCRIPT]
-    ended, said = preempt(words, run / "metrics.jsonl", 0.2, sent, False, tmp_path)
-    assert ended == code, said
+    """If the first signal only asks to save, the run saves and takes more steps before the other ends it."""
+    run = tmp_path / "run"
+    with begun(AGENT, "run/metrics.jsonl", tmp_path) as agent:
+        if first:
+            agent.send_signal(signal.Signals[first])
+            wait_until(lambda: (run / "checkpoints" / "latest").exists() or agent.poll() is not None, 60)
+            wait_for_a_step(run, [agent], len(losses(run)) + 1)
+            assert (run / "checkpoints" / "latest").exists()
+        time.sleep(0.2)
+        agent.send_signal(signal.Signals[sent])
+    said = (tmp_path / "said.log").read_text()
+    assert agent.returncode == code, said
     assert "Traceback" not in said
     assert Saving(run).whole_step(print) == len(losses(run)) > 0
 
 
+@pytest.mark.exhaustive  # ``test_torchrun`` has a stopped process and a killed parent, without ranks
+def test_the_other_rank_names_a_rank_that_is_stopped_under_torchrun(tmp_path: Path) -> None:
+    words = ["torch.distributed.run", *RANKS]
+    with begun(words, "run/metrics.jsonl", tmp_path, "--timeout", "4") as agent:
+        children = psutil.Process(agent.pid).children()
+        (rank,) = (child for child in children if child.environ().get("RANK") == "1")
+        rank.suspend()
+    said = (tmp_path / "said.log").read_text()
+    assert agent.returncode == 1, said
+    assert "error: rank 0 of 2 got no answer from rank 1, which is stopped (SIGSTOP)" in said
+
+
+@pytest.mark.exhaustive
+def test_ranks_end_with_an_agent_that_is_killed(tmp_path: Path) -> None:
+    with begun(AGENT, "run/metrics.jsonl", tmp_path) as agent:
+        agent.kill()
+
+
+@pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("moment", [0.0, 0.4])
-def test_ctrl_c_while_ranks_start_ends_the_command_with_130(moment: float, tmp_path: Path) -> None:
-    ended, said = preempt(["muon_tutorial", "train"], tmp_path / "run", moment, "SIGINT", True, tmp_path)
-    assert ended == 130, said
+def test_a_signal_while_ranks_start_ends_the_command_at_once(
+    moment: float, sent: str, code: int, tmp_path: Path
+) -> None:
+    with begun(["muon_tutorial", "train"], "run", tmp_path) as train:
+        time.sleep(moment)
+        os.killpg(train.pid, signal.Signals[sent])
+    said = (tmp_path / "said.log").read_text()
+    assert train.returncode == code, said
+    assert losses(tmp_path / "run") == []
     assert "Traceback" not in said
     assert "launch again" not in said
 
