@@ -19,6 +19,11 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri
 """The content security policy of every page: only its own styles, and pictures embedded as data."""
 
 
+def parser_of(described: str | None) -> argparse.ArgumentParser:
+    """A parser whose ``--help`` prints the first paragraph of a script's docstring, ``described``."""
+    return argparse.ArgumentParser(description=(described or "").split("\n\n")[0])
+
+
 def count(text: str) -> int:
     """An option's type: a whole number of at least 1."""
     if int(text) < 1:
@@ -105,6 +110,8 @@ def answered(program: str, work: Callable[[], object]) -> int:
         work()
     except (UsageError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
+        if isinstance(error, BrokenPipeError):  # at exit, Python would write the rest once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BAD_INPUT
     except KeyboardInterrupt:
         print(f"{program}: interrupted; every file that was written is whole", file=sys.stderr)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
+import sys
 from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.files import ROOT, parser_of
+
 PACKAGE = ROOT / "muon_tutorial"
 PICTURE = ROOT / "docs" / "floors.svg"
 WIDTH, ROW, BOX, GAP = 980, 84, 40, 14
@@ -82,6 +85,6 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
+    parser_of(__doc__).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")
     print(f"wrote {PICTURE.relative_to(ROOT)}")

@@ -7,7 +7,6 @@ It executes the students' code, so run it where nothing can be lost.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.learn.course.series import BUILDS
 from muon_tutorial.learn.my_muon import blocks, keep
-from scripts.files import ROOT
+from scripts.files import ROOT, parser_of
 from scripts.points import POINTS, exercises_of, points_of, test_of
 
 TESTS = {build: test_of(build, lesson) for build, (lesson, _) in BUILDS.items()}
@@ -91,6 +90,6 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("folders", nargs="*", help="one for each student")
     main(parser.parse_args().folders)

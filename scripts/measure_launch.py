@@ -5,17 +5,20 @@ python scripts/measure_launch.py
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from muon_tutorial import launch
+from scripts.files import parser_of
 
 RANKS, TIMES = 4, 20
 
@@ -64,5 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
+    parser_of(__doc__).parse_args()
     main()

@@ -5,7 +5,6 @@ python scripts/parts.py
 
 from __future__ import annotations
 
-import argparse
 import sys
 from html import escape
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from muon_tutorial.learn.pictures.colours import rank_colour
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.matrix import Matrix, Part, Parts, part_boxes
-from scripts.files import ROOT
+from scripts.files import ROOT, parser_of
 
 PICTURE = ROOT / "docs" / "parts.svg"
 CELL, GAP, TOP = 14, 56, 58
@@ -64,5 +63,5 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
+    parser_of(__doc__).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")

@@ -11,7 +11,6 @@ images.
 
 from __future__ import annotations
 
-import argparse
 import html
 import re
 import sys
@@ -25,7 +24,7 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from muon_tutorial.learn.the_mirror import recording
 from muon_tutorial.learn.the_mirror.recording import AXIS, PHASES, Recording, Tile
-from scripts.files import ROOT, answered, write_changed
+from scripts.files import ROOT, answered, parser_of, write_changed
 
 TARGET = ROOT / "docs" / "step.svg"
 SHEET = ROOT / "docs" / "step_moments.svg"
@@ -268,5 +267,5 @@ def wanted() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
+    parser_of(__doc__).parse_args()
     sys.exit(answered("picture", lambda: write_changed(wanted())))

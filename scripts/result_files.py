@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from muon_tutorial.evidence.tables import Table
-from scripts.files import ROOT, answered, count, write_whole
+from scripts.files import ROOT, answered, count, parser_of, write_whole
 
 RESULTS = ROOT / "results"
 
@@ -81,7 +81,7 @@ def result_parser(described: str | None, **counts: tuple[int, str]) -> argparse.
 
     ``counts``: further options with a value of at least 1, each with its default and help.
     """
-    parser = argparse.ArgumentParser(description=(described or "").split("\n\n")[0])
+    parser = parser_of(described)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
     for name, (default, what) in counts.items():
         parser.add_argument(f"--{name}", type=count, default=default, help=what)

@@ -9,7 +9,6 @@ notebook whose text has changed must then be built again.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import textwrap
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import glossary, series
-from scripts.files import FOLDER, ROOT, answered, write_changed
+from scripts.files import FOLDER, ROOT, answered, parser_of, write_changed
 from scripts.points import exercises_of, points_of, test_of
 
 README, PUBLISHING = ROOT / "README.md", ROOT / "docs" / "publishing.md"
@@ -113,5 +112,5 @@ def _read(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args()
+    parser_of(__doc__).parse_args()
     sys.exit(main())
