@@ -20,10 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.tables import Table, TableRow
 from scripts import result_files as results
-from scripts.files import count, made
+from scripts.files import answered, count, made, parser_of
 from scripts.lab.faults.campaign import Campaign, warm_up
 from scripts.lab.faults.case import GOOD, VERDICTS, Case, Outcome
 from scripts.lab.faults.draw import draw
@@ -37,26 +36,28 @@ LEGEND = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw the cases, run them, and write the report; returns 1 if a fault ended badly."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = parser_of(__doc__)
     asked = parse(parser, arguments)
     drawn = (case for seed in asked.seed for case in draw(seed, asked.count, asked.only))
     cases = [case for case in drawn if asked.case in (None, case.number)]
     if not cases:
         parser.error(f"no case matches the options; there are {asked.count} cases a seed")
-    try:
+    outcomes: list[Outcome] = []
+
+    def work() -> None:
         if asked.out is not None:
             made(asked.out)
-    except UsageError as error:
-        parser.error(str(error))
-    begun = time.monotonic()
-    outcomes = run(cases, asked)
-    seconds = time.monotonic() - begun
-    for name, many in totals(outcomes).items():
-        print(f"{name:>18} {many or '–'}")
-    print(f"the rank at fault was named in {100 * share_named(outcomes):.1f} % of refusals; {seconds:.0f} s")
-    if asked.out is not None:
-        write(asked, outcomes, seconds)
-    return int(not all(outcome.is_good for outcome in outcomes))
+        begun = time.monotonic()
+        outcomes.extend(run(cases, asked))
+        seconds = time.monotonic() - begun
+        for name, many in totals(outcomes).items():
+            print(f"{name:>18} {many or '–'}")
+        share = 100 * share_named(outcomes)
+        print(f"the rank at fault was named in {share:.1f} % of refusals; {seconds:.0f} s")
+        if asked.out is not None:
+            write(asked, outcomes, seconds)
+
+    return answered("faults.py", work) or int(not all(outcome.is_good for outcome in outcomes))
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
