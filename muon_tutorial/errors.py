@@ -105,7 +105,7 @@ class DeadlockError(RequestError):
 
 
 class OneWayError(RequestError):
-    """An inverse was requested of a move that has none."""
+    """The inverse of a move was requested, but the move has none."""
 
 
 class LaunchError(TutorialError, RuntimeError):

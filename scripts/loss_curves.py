@@ -63,7 +63,7 @@ class Way:
 WAYS = (Way(STOCK), Way("gram"), Way("minimax"), Way("three_steps"), Way("three_steps", 0.87))
 """Recipes that ``"auto"`` may choose if fp32 products are fast. Torch's five steps leave singular values
 between 0.7 and 1.2, mostly below 1; ``minimax`` and ``three_steps`` leave them closer to 1. So their updates
-are larger, 1/0.87 times for a Gaussian matrix. The last run lowers the learning rate by that factor."""
+are 1/0.87 times as large (Gaussian matrix). The last run lowers the learning rate by that factor."""
 
 
 @dataclass(frozen=True, slots=True)

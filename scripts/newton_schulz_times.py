@@ -31,7 +31,7 @@ WITHOUT_NAMES = (TORCH, STOCK, "float32", "gram", "minimax", "three_steps", AUTO
 ROUNDS, ROUNDS_WITHOUT = 7, 3
 OPENING = (
     "`stock` is the default, with `torch.optim.Muon`'s bits; the other names are those of "
-    "`orthogonalizers/named.py`, with their errors there, and `auto` takes for each shape the one that a "
+    "`orthogonalizers/named.py`, which also lists their errors. For each shape, `auto` takes the one that a "
     "calibration in the same run found the fastest. GPT-2 small has twelve such layers. No GPU was at hand. "
     "Without bf16 units: the same CPU, oneDNN kept from its bf16 instructions. An older CPU also has slower "
     "fp32 products, so its ratios are smaller."

@@ -107,7 +107,7 @@ class DistributedMuon:
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz starts in bf16: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets all of its tp piece of every matrix.
-        x = self.gather_over_dp(x)  # [B], although only matrices that lie in several slices need it
+        x = self.gather_over_dp(x)  # [B], although only matrices that lie in several slices need this
 
         for matrix in self.matrices:
             # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside a matrix,

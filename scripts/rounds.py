@@ -15,9 +15,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +53,11 @@ SHARED = {name: STRATEGIES[name] for name in ("owner", "layerwise", "round_robin
 """The strategies that share the work of Newton–Schulz."""
 PATIENCE = 120.0
 NAP = 0.1
-EQUAL = ((128, 128),) * 16
-UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
-EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
+MATRICES = {
+    "16 equal": ((128, 128),) * 16,
+    "16 unequal": tuple((128, 32 * (1 + i % 4)) for i in range(16)),
+    "48 experts, 16 dense": (*((128, 64),) * 48, *((128, 256),) * 16),
+}
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
 ONE, ALL = 1, None  # bytes of a round: ``ONE`` gives each owner one matrix; ``ALL`` is the default limit
 REAL = "apart", "owner", "layerwise"
@@ -65,10 +68,10 @@ REAL_NOTES = (
 )
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
-    "of their own, and matrices are small, so that messages cost little. *a round*: one matrix per owner, as "
-    "if every matrix were larger than the limit, or as many as the default limit allows. Messages are real. "
-    "*seconds*: from when the last rank begins until the last rank ends. *best*: an even share of the "
-    "sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
+    "of their own, and matrices are small, so that messages, which are real, cost little. *a round*: either "
+    "one matrix per owner, as if every matrix were larger than the limit, or as many as the default limit "
+    "allows. *seconds*: from when the last rank begins until the last rank ends. *best*: an even share of "
+    "the sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
     "busiest rank must have. *torch alone*: the same for a rank that only repeats the step's calls of "
     "``torch.distributed`` and its sleeps, in the step's order; with these messages, this machine's cores "
     "allow no less. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
@@ -80,20 +83,18 @@ NOTES = (
 class SleepCase:
     """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz.
 
-    ``seconds``: the sleep for the costliest matrix. ``limit``: the strategies' ``round_bytes``; None leaves
-    the default.
+    ``limit``: the strategies' ``round_bytes``; None leaves the default.
     """
 
     name: str
     shapes: tuple[tuple[int, int], ...]
     ranks: int
-    seconds: float
-    limit: int | None = None
+    limit: int | None
 
     def sleeps(self) -> list[float]:
-        """Seconds of sleep for each matrix, in proportion to its operations."""
+        """Seconds of sleep for each matrix, in proportion to its operations; ``NAP`` for the costliest."""
         costs = [newton_schulz_cost(shape) for shape in self.shapes]
-        return [self.seconds * cost / max(costs) for cost in costs]
+        return [NAP * cost / max(costs) for cost in costs]
 
     @property
     def best(self) -> float:
@@ -107,38 +108,23 @@ class SleepCase:
         return max(max(sleeps), sum(sleeps) / self.ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class SleepStep:
-    """One strategy's step: its seconds, those of its calls of torch.distributed and its sleeps alone, and the
-    peak of a rank's bytes, measured and predicted."""
-
-    case: SleepCase
-    strategy: str
-    seconds: float
-    torch_alone: float
-    peak: int
-    predicted: int
-
-
-def cases(ranks: Sequence[int]) -> list[SleepCase]:
-    """Equal matrices, unequal matrices, and experts next to dense matrices, on each number of ranks."""
-    shapes = {"16 equal": EQUAL, "16 unequal": UNEQUAL, "48 experts, 16 dense": EXPERTS}
-    return [
-        SleepCase(name, its, count, NAP, limit)
-        for count in ranks
-        for name, its in shapes.items()
-        for limit in (ONE, ALL)
-    ]
-
-
-def run_case(case: SleepCase) -> list[SleepStep]:
-    """The fastest of several steps of every strategy on real ranks, and the memory of one more step."""
-    rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
-    found = []
-    for name, its in zip(SHARED, zip(*rows, strict=True), strict=True):
+def run_case(case: SleepCase) -> Iterator[TableRow]:
+    """A row for each strategy: the fastest of its steps on real ranks, and the memory of one more step."""
+    ranks = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
+    for name, its in zip(SHARED, zip(*ranks, strict=True), strict=True):
         whole, alone, peaks, predicted = zip(*its, strict=True)
-        found.append(SleepStep(case, name, fastest(whole), fastest(alone), max(peaks), max(predicted)))
-    return found
+        yield {
+            "matrices": case.name,
+            "a round": "one each" if case.limit else "default",
+            "ranks": case.ranks,
+            "strategy": name,
+            "seconds": round(fastest(whole), 2),
+            "best": round(case.best, 2),
+            "over the best": round(fastest(whole) / case.best, 2),
+            "torch alone": round(fastest(alone) / case.best, 2),
+            "peak MB": round(max(peaks) / 1e6, 1),
+            "predicted MB": round(max(predicted) / 1e6, 1),
+        }
 
 
 def fastest(ranks: Sequence[Sequence[tuple[float, float]]]) -> float:
@@ -156,7 +142,7 @@ def _steps(rank: int, case: SleepCase) -> list[tuple[Any, Any, int, int]]:
         builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
         muon = _muon(case.shapes, strategy=builder, mesh=mesh)
         assert muon.plan is not None
-        with _naps(replace(case, seconds=0.0)):
+        with _naps(case, times=0):
             _timed(muon, 2)
             _give_gradients(muon)
             with PeakMemory() as seen:
@@ -167,11 +153,11 @@ def _steps(rank: int, case: SleepCase) -> list[tuple[Any, Any, int, int]]:
     return found
 
 
-def _naps(case: SleepCase) -> Any:
+def _naps(case: SleepCase, times: int = 1) -> Any:
     naps = dict(zip(case.shapes, case.sleeps(), strict=True))
 
     def sleep(whole: Tensor, sides: Sequence[int], *_: Any) -> Tensor:
-        time.sleep(naps[sides[-2], sides[-1]])
+        time.sleep(times * naps[sides[-2], sides[-1]])
         return whole.clone()
 
     return mock.patch.object(orthogonalize, "newton_schulz_update", sleep)
@@ -275,25 +261,6 @@ def _predicted(plan: Plan, rank: int) -> int:
     return seen.peak
 
 
-def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
-    rows: tuple[TableRow, ...] = tuple(
-        {
-            "matrices": it.case.name,
-            "a round": "one each" if it.case.limit else "default",
-            "ranks": it.case.ranks,
-            "strategy": it.strategy,
-            "seconds": round(it.seconds, 2),
-            "best": round(it.case.best, 2),
-            "over the best": round(it.seconds / it.case.best, 2),
-            "torch alone": round(it.torch_alone / it.case.best, 2),
-            "peak MB": round(it.peak / 1e6, 1),
-            "predicted MB": round(it.predicted / 1e6, 1),
-        }
-        for it in steps
-    )
-    return Table("Owners that work at once", rows, command, NOTES)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = result_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16], help="numbers of ranks")
@@ -306,12 +273,12 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if min(asked.ranks) < 2:
         parser.error(f"--ranks must be at least 2, got {min(asked.ranks)}")
-    command, steps = command_line("rounds", arguments), []
+    command, rows = command_line("rounds", arguments), list[TableRow]()
     out = made(asked.out)
-    for case in [] if asked.only == "real" else cases(asked.ranks):
-        say(f"{case.name} on {case.ranks} ranks")
-        steps += run_case(case)
-    tables = [] if asked.only == "real" else [sleep_table(steps, command)]
+    for ranks, name, limit in product(asked.ranks, MATRICES, (ONE, ALL)) if asked.only != "real" else ():
+        say(f"{name} on {ranks} ranks")
+        rows += run_case(SleepCase(name, MATRICES[name], ranks, limit))
+    tables = [Table("Owners that work at once", tuple(rows), command, NOTES)] if rows else []
     tables += [] if asked.only == "sleep" else [real_table(command, asked.orthogonalize)]
     write_results(out, "rounds", "Rounds", OPENING, machine_facts(command), tables)
     print(markdown(tables))

@@ -8,7 +8,6 @@ rank's time went), timeline.svg, and a file for each rank.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from muon_tutorial.evidence.traces.recording import RankRecorder, record
 from muon_tutorial.evidence.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
-from scripts.files import count, made
+from scripts.files import count, made, parser_of
 
 SETTINGS = {"dp": 2, "tp": 1, "strategy": "zero1", "layers": 2, "width": 128, "batch": 16}
 WARMUP = 2
@@ -43,9 +42,7 @@ def steps(rank: int, recorder: RankRecorder, settings: TrainSettings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     for name, default in SETTINGS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--steps", type=count, default=3, help="steps to record")

@@ -175,7 +175,7 @@ def at_once(ranks: int, longest: int) -> bool:
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """Gather slices of any length on all ranks, in one exchange if ``at_once``, else slice by slice."""
+    """Gather slices of any length on all ranks, in one exchange if ``at_once``, else by broadcasts."""
     if at_once(pieces.parts, pieces.size):
         about = (hop.axis,), dtype, x, math.prod(hop.shape), label, None
         sends, same = (x.numel(),) * pieces.parts, (0,) * pieces.parts  # every position gets the whole slice
@@ -188,7 +188,7 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """Sum into slices of any length, in one exchange if ``at_once``, else slice by slice."""
+    """Sum into slices of any length, in one exchange if ``at_once``, else by a reduce of each slice."""
     mine = x.new_empty(0, dtype=dtype)
     if at_once(pieces.parts, pieces.size):
         receives = (pieces.mine.numel,) * pieces.parts

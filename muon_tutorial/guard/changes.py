@@ -61,7 +61,7 @@ class MadeParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """The groups and the state that steps were made for, and that the steps still use.
+    """The groups and the state for which the steps were made, and which they still use.
 
     A host may replace them, for example by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
     """

@@ -333,7 +333,7 @@ class _Server:
 
 
 def serve(control: int) -> NoReturn:
-    """Serve the launching process at the other end of `control`, until it ends or closes that end."""
+    """Serve the launching process at the other end of `control` until that process exits or closes it."""
     gc.freeze()
     _Server(socket.socket(fileno=control)).run()
     sys.exit()

@@ -243,7 +243,7 @@ def _check_agent_listens() -> None:
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:
-    """Show an uncaught error that is only about another rank as one line."""
+    """Show an uncaught error as one line if it is only about another rank."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

@@ -70,8 +70,8 @@ class Muon(torch.optim.Optimizer):
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             To give each parameter its own ``tp_dim``, pass a mapping from the parameter's index, or a
             function of index and parameter. A parameter's attribute ``partition_dim`` takes precedence.
-        window: how many rounds of a strategy may be in flight at once. Of three rounds, one travels to its
-            owners, one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
+        window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
+            one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set ``parts`` on a parameter group.

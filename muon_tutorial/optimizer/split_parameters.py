@@ -287,7 +287,7 @@ class _Sorter:
 
 
 def _stacked(it: _Holding) -> Fused:
-    """Return the matrices in a stack of experts, according to the other stacks in its module."""
+    """Return how each expert of a stack divides into matrices, judged by all stacks in its module."""
     name = it.own_name if _is_bare(it) else it.path[-2]
     lines = it.param.shape[-1 if _is_transposed(it) else -2]
     around = it.modules[0] if _is_bare(it) else it.modules[1]

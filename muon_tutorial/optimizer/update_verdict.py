@@ -295,7 +295,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """Sum each micro-batch's own update, with one momentum for all, or without momentum if ``rate`` is 0."""
+    """Sum the micro-batches' updates. Each moves the momentum on; with a ``rate`` of 0, none uses it."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

@@ -103,7 +103,7 @@ def unpack_symmetric(packed: Tensor, A: Tensor) -> None:
 
 
 def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """Views of a packed matrix (its upper right block, [half, n − half], and its rectangle), and ``half``."""
+    """Views of both parts of a packed matrix (``pack_symmetric``'s block and rectangle), and ``half``."""
     half = n // 2
     edge = half * (n - half)
     return packed[:edge].view(half, n - half), packed[edge:].view(half + 1, n - half), half

@@ -94,7 +94,7 @@ def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping
 
 
 def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Shape]]:
-    """Gather every rank's local shapes, [ranks, parameters], with equal numbers of dimensions."""
+    """Gather every rank's local shapes, [ranks, parameters]; refuse unequal numbers of dimensions."""
     shapes = gather_objects(mine, group)
     said = [[f"{index_name(i)} has {len(it)} dimensions" for i, it in enumerate(row)] for row in shapes]
     check_lines(dict(zip(dist.get_process_group_ranks(group), said, strict=True)))
@@ -104,7 +104,7 @@ def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Sh
 def _plain_matrix(
     index: int, param: Tensor, tp_dim: int | None, rows_are_cut: bool, shapes: Sequence[Shape], grid: Grid
 ) -> Matrix:
-    """Describe a plain parameter, cut by tp first and then by fsdp, by its local shape on every rank."""
+    """Describe a plain parameter, cut by tp first and then by fsdp, from its local shape on each rank."""
     whole, cuts = list(shapes[0]), []
     parts = range(grid.size("fsdp") if rows_are_cut else 1)
     rows = [

@@ -240,12 +240,13 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     matrices to share, and sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
     measures these costs.
 
-    Matrices with an uncut long side are gathered on all tp ranks, which apply the group's own recipe with the
-    usual bits. Matrices that stay cut use the Gram form in fp32, with the group's ``ns_coefficients`` or with
-    the recipe ``"gram"`` or ``"minimax"``. Other recipes are refused. The bits *differ* from those of one
-    process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of the update with
-    ``orthogonalize="gram"`` in one process. The update's error and largest singular value are within 0.05 of
-    stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
+    Matrices whose long side is not cut are whole on all tp ranks, gathered if tp cuts them. These ranks apply
+    the group's own recipe with the usual bits. Matrices that stay cut use the Gram form in fp32, with the
+    group's ``ns_coefficients`` or with the recipe ``"gram"`` or ``"minimax"``. Other recipes are refused. The
+    bits *differ* from those of one process, because the sum rounds differently. In Frobenius norm, an update
+    is within 5 % of the update with ``orthogonalize="gram"`` in one process. The update's error and largest
+    singular value are within 0.05 of stock's. ``orthogonalizers/gram.py`` states these bounds, and
+    ``tests/step/test_gram.py`` checks them.
     """
 
     def entry(matrix: Matrix) -> BucketEntry:

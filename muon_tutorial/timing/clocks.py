@@ -101,7 +101,7 @@ class _Task:
 class _Turn:
     """One turn of a bucket: values for each kind of rank or each position. Equal values become one value.
 
-    ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
+    ``moving`` and ``latency`` have a first axis over the speeds. ``asked``: the collective that positions
     request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
     of the collective's root. If the root first copies what it sends, ``_Tables.placed`` turns ``root`` into
     an index of all root ranks, otherwise into None. ``beside``: the bytes that the round's other buckets
@@ -175,7 +175,7 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> Non
         last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
     task.asked, task.done = clocks.watch(last), done
     for key in keys:
-        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` comes later
+        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` is no earlier
         clocks.free[key] = done if before is None else np.maximum(before, done)
 
 

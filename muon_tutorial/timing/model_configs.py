@@ -53,7 +53,7 @@ FIRST_DENSE = Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
 class Architecture:
     """The properties of a model type that its ``config.json`` does not state.
 
-    ``head_norms``: whether q and k have norms over one head. ``kv_heads``: whether the config must state the
+    ``head_norms``: whether q and k are normalized by head. ``kv_heads``: whether the config must state the
     number of key-value heads; if not, the default is the number of heads. ``head``: whether the config must
     state the width of a head; if not, the default is the model's width divided by the heads.
     """

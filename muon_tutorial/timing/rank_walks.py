@@ -340,7 +340,7 @@ class RankWalks:
         if request.sends is not None:
             return self._price(request, at)
         where: tuple[Hashable, ...] = at.rank, request.root
-        if self.machine.algorithm == "ring":  # all ranks between a chain's second and its last are alike
+        if self.machine.algorithm == "ring":  # the ranks between a chain's second and last one are alike
             place, parts, nodes, _ = self._seat(at, request.axes)
             from_root = None if request.root is None else min((place - request.root) % parts, 2)
             where = nodes, from_root, request.root is not None and (place + 1) % parts == request.root

@@ -55,7 +55,7 @@ class TimedFlight:
     At ``done`` a rank's part is finished, and the rank can continue; at ``end`` all parts are finished. For
     each member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes
     that it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it had the
-    answer. ``link``: the link that members use. ``latency``: the seconds that bandwidth does not change.
+    answer. ``link``: the link that members use. ``latency``: the seconds that do not depend on bandwidth.
     """
 
     group: tuple[int, ...]

@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# Folders with installed packages, tests and tables of data; only the others hold code that people wrote.
+# Folders with installed packages, tests and tables of data, which are no text to learn from.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )

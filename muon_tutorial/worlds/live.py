@@ -130,7 +130,7 @@ def count_processes() -> int:
 class _Ticket:
     """A collective in flight. Its two buffers live as long as the ticket.
 
-    On NCCL, ``wait`` lets the caller's stream wait for the collective, but the host goes on. The ticket is
+    On NCCL, ``wait`` makes the caller's stream wait for the collective, while the host goes on. The ticket is
     dropped after ``wait``, so later work on the caller's stream reuses the buffers only after the collective.
     So ``record_stream`` is not needed. This is untested on GPUs.
     """

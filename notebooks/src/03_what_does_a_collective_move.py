@@ -398,8 +398,8 @@ formulas.check(formula)
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
 # Data parallel training sends an all_reduce of gradients anyway. With an optimizer that works entry by entry, ZeRO
-# sends no more: between the two halves each rank updates its piece of the weights. Muon needs whole matrices, and so
-# one more gather (lesson 05).
+# sends no more: between the two halves each rank updates its piece of the weights. Muon needs whole matrices, so it
+# also needs one more gather (lesson 05).
 #
 # Each rank begins with its own gradient g of B entries, `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is
 # still to be taken. After the first half it has *one* piece of the sum, `g[B_dp]`, which is all it needs to update

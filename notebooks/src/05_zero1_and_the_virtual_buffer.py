@@ -63,7 +63,7 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# With **ZeRO-1**, each entry of the momentum is kept on one rank only, while weights remain copies. The picture shows
+# With **ZeRO-1**, each entry of the momentum is kept on one rank only, while all dp ranks still have copies of the weights. The picture shows
 # the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.

@@ -101,8 +101,8 @@ guess.check(largest, noise_too)
 # <details><summary>Solution</summary>
 #
 # A row of the whole consists of one row from each shard. In a shard, rows have length 1 and stand at right angles.
-# Side by side they still do, but the squares of their lengths add up to tp, which is the square of each singular
-# value. Nothing in this depends on the gradient, so noise does the same.
+# Joined side by side, the rows still stand at right angles, but the square of a row's length is now tp, and so is
+# that of each singular value. Nothing in this depends on the gradient, so noise does the same.
 #
 # ```python
 # largest = round(tp**0.5, 2)

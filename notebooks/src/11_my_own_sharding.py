@@ -300,7 +300,7 @@ shared.check(assign_by_work)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# One `busy` counts for all parameters. If you dealt out each kind of matrix by itself, the same rank could be the
+# A single `busy` adds up the work on all parameters. If you dealt out each kind of matrix by itself, the same rank could be the
 # busiest in each. And `min` looks at the holders only, because no other rank may own the matrix.
 #
 # ```python

@@ -451,7 +451,7 @@ clinic.check("C", repair_c)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The cosine is 1 and the size is not, and only for the tall matrices. So a factor is wrong that depends on the shape.
+# The cosine is 1 and the size is not, and only for the tall matrices. So a factor that depends on the shape is wrong.
 # The code took it from the rows that tp left on this rank, and it belongs to the whole matrix (lesson 08).
 #
 # ```python
@@ -573,7 +573,7 @@ clinic.check("F", repair_f)
 #
 # - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
 # - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
-# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
+# - If a run lies, the first rung that differs tells you which method is wrong, and size and cosine tell you the kind of mistake.
 # - A sum in another order is no bug.
 #
 # </details>

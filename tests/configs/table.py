@@ -1,4 +1,4 @@
-"""Every strategy on every grid, parallelism and cut, on real processes: does it give one process's bits?
+"""Every strategy on every grid, parallelism and cut, on real processes: does it give the bits of one process?
 
 ``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
 file in this folder. A cell is ``bitwise``, or ``refused`` by a named error that the notes quote, or it says

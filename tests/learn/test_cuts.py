@@ -52,7 +52,7 @@ SHAPES = [
     (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
     (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
     (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
-    (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
+    (with_length(lambda n, tp_rank, tp: n // tp), "Together, your pieces hold 6 of 7. Round up."),
     (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
     (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
     (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),

@@ -39,7 +39,7 @@ def right_update(G: Tensor, buffer: Tensor, momentum: float = 0.95) -> Tensor:
 WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (right_update, PASSES),
     (why_muon.svd_update, PASSES),
-    (lambda G, buffer: u_vt(G), "U Vᵀ of only G, because the buffer has not changed"),
+    (lambda G, buffer: u_vt(G), "U Vᵀ of G alone, because the buffer has not changed"),
     (lambda G, buffer: u_vt(G.lerp(buffer.lerp(G, 0.05), 0.95)), "in place: lerp makes a new matrix"),
     (lambda G, buffer: u_vt(buffer.lerp_(G, 0.05)), "Nesterov is missing"),
     (lambda G, buffer: -right_update(G, buffer), "sign"),

@@ -1,4 +1,4 @@
-"""``gram`` stays within its bounds of one process, is equal on all ranks, and sums once per bucket."""
+"""``gram`` differs from one process within its bounds, is equal on all ranks, and sums once per bucket."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, na
 
 
 def test_a_new_job_leaves_the_old_run(restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only restarted ranks may recognize their run by the job's id alone, because all agents may be new."""
+    """Only restarted ranks, whose agents may all be new, may recognize their run by the job's id alone."""
     own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     with pytest.raises(RunFolderError, match="already in use"):

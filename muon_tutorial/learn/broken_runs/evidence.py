@@ -131,8 +131,8 @@ def say_outcome(run: TrainingRun) -> str:
     if run.hangs:
         stuck = sorted((each.at, rank) for rank, each in enumerate(run.reports) if each.stuck)
         silent = [rank for rank, each in enumerate(run.reports) if not each.stuck]
-        said["gave up waiting, in this order"] = f"rank {', '.join(str(rank) for _, rank in stuck)}"
-        said["returned without an error"] = f"rank {', '.join(map(str, silent))}" if silent else "no rank"
+        said["gave up waiting, in this order"] = say_ranks([rank for _, rank in stuck])
+        said["returned without an error"] = say_ranks(silent) if silent else "no rank"
     else:
         said["returned without an error"] = "all ranks"
         said["copies agree to the last bit at the end"] = "yes" if copies_agree(run) else "no"

@@ -1,4 +1,4 @@
-"""What notebook 13 uses: bills of both optimizers, published figures, waiting times, and break-evens."""
+"""What notebook 13 uses: bills of both optimizers, published figures, waiting times, and more steps."""
 
 from __future__ import annotations
 

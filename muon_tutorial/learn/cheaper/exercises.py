@@ -274,7 +274,7 @@ def more_steps(adamw: float, muon: float) -> float:
 
 
 def steps_exercise() -> Exercise:
-    """The exercise: how many times Muon's steps AdamW may take in the same time."""
+    """The exercise: the factor by which AdamW may take more steps than Muon in the same time."""
     slips = (
         ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
         ("That is only the excess: 0.5 more means 1.5 times as many.", lambda adamw, muon: muon / adamw - 1),

@@ -94,7 +94,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutK
         return "A length is never below 0: once all is given away, the others hold nothing."
     if sum(held) != length:
         fault = "Round up" if sum(held) < length else "A rank cannot hold more than is left"
-        return f"Your pieces hold {sum(held)} of {length} together. {fault}."
+        return f"Together, your pieces hold {sum(held)} of {length}. {fault}."
     return f"Your pieces hold everything, but in runs of {held}; torch.chunk fills one after another."
 
 
@@ -285,7 +285,9 @@ def torn_exercise() -> Exercise:
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "Cut as one, with tp > 1, q and v of a head are never on one rank. Cut one by one, they are."
+    praise = (
+        "Cut as one, with tp > 1, a head's q and v are never on one rank. Cut one by one, they lie alike."
+    )
     say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 

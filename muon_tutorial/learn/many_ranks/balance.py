@@ -15,10 +15,10 @@ MIXTURE, OWNERS = "deepseek-v3", 16
 
 
 @cache
-def shapes() -> tuple[tuple[int, ...], ...]:
+def shapes() -> tuple[tuple[int, int], ...]:
     """The matrices of one pipeline stage of ``MIXTURE``, with only those experts that one rank holds."""
     dense, experts = stage_matrices(find_model(MIXTURE), ep=8, pp=16, stage=1)
-    return tuple(matrix.shape for matrix in (*dense, *experts))
+    return tuple((matrix.shape[0], matrix.shape[1]) for matrix in (*dense, *experts))
 
 
 def say_shapes() -> str:

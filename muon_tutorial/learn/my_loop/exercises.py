@@ -46,8 +46,8 @@ def check_lines() -> Exercise:
         "for_muon": {line_of("AdamW("): "It gives every parameter to AdamW, hidden matrices included."},
         "to_survive": {
             line_of("for step"): "After a restart, range(steps) begins at 0, so the run repeats data.",
-            line_of("torch.save"): "Under FSDP2, rank 0 has only a part of each matrix, and so would "
-            "the file. It would also lack the momentum, and come only at the end.",
+            line_of("torch.save"): "Under FSDP2, rank 0 has only a part of each matrix, so the file "
+            "would have no more. It would also lack the momentum, and come only at the end.",
         },
     }
 

@@ -169,7 +169,7 @@ def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job,
 
 
 def life_of(dp: int, tp: int, job: Job, port: Port, backend: str = "gloo") -> tuple[RunLife, Companions]:
-    """A killed and resumed run, and the runs to compare it with, for a port without stubs."""
+    """A killed and resumed run of a port without stubs, and the runs to compare it with."""
     life = live(dp, tp, job, port, backend)
     assert life is not None
     again, fresh = new_folder(), new_folder()

@@ -1,4 +1,4 @@
-"""What notebook 11 uses: a config's three functions on real ranks, their traps, film, and exercises."""
+"""What notebook 11 uses: a config's three functions on real ranks, two traps, pictures, and exercises."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def mixed_model(dp: int, tp: int) -> MixedModel:
 
 
 def as_the_package(model: MixedModel) -> dict[int, int]:
-    """The owners that the package's helpers choose: for each set of holders in turn, costliest first."""
+    """The owners that the package's helpers choose, set of holders by set, the costliest matrix first."""
     owners: dict[int, int] = {}
     loads = dict.fromkeys(model.ranks, 0)
     for holders in dict.fromkeys(matrix.holders for matrix in model.matrices):

@@ -199,7 +199,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
         directions.lerp_(svd_muon(each), 1 - MOMENTUM)
     ahead = G.lerp(average, MOMENTUM)
     no_lookahead = "Nesterov looks ahead: average G with the new buffer once more, and orthogonalize that."
-    what = "This is U Vᵀ of only G, because the buffer has not changed."
+    what = "This is U Vᵀ of G alone, because the buffer has not changed."
     hint = "Average G into the buffer first, in place: lerp makes a new matrix, lerp_ changes the buffer."
     yield what, (hint,), svd_muon(G), zero
     yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average

@@ -45,7 +45,7 @@ def kernels_over_adamw() -> float:
 
 
 def communicating(name: str) -> float:
-    """Predicted milliseconds per step of a run's collectives, on the link that the author has."""
+    """Predicted milliseconds of a run's collectives in one step, on the report's author's link."""
     grid = Grid.of(dp=2, tp=2)
     walks = [_collectives(traced()[name].collectives, grid.at(rank)) for rank in grid.ranks]
     run = TimedWorld(grid, machine_of("RTX A4000")).run(walks)
