@@ -248,7 +248,7 @@ print(lesson.say_clocked())
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-#   from 1,024 to 2,048 ranks): until then an owner's matrices share a call, and from there on each has its own.
+#   beyond 1,024): until then an owner's matrices share a call, and from there on each has its own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

@@ -207,6 +207,6 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (lesson.qkv_exercise, WRONG_CUTS),
     (
         partial(lesson.holders_exercise, 2, 2),
-        [(counts_along_dp, "Ranks count along tp first: a rank is its")],
+        [(counts_along_dp, "Ranks count along tp first: rank = place")],
     ),
 )
