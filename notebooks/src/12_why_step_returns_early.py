@@ -549,7 +549,7 @@ print(lesson.say_gains(recording, with_window_3))
 #
 # <details><summary>How little was left to hide</summary>
 #
-# On the loopback there were two cores, and on average 2.9 ranks had work for them. On the bus they shared the link,
+# On the loopback, ranks had work for 2.9 cores on average, but there were only two. On the bus they shared the link,
 # which needed 849 of the 907 ms for their 21 MB.
 #
 # </details>

@@ -55,6 +55,5 @@ def test_another_count_would_be_found() -> None:
 def test_lessons_print_the_same_numbers_for_the_same_step() -> None:
     assert "We always count what *one rank sends*, on a ring." in text_of("03")
     sent = dict(re.findall(r"\bzero1  +([a-z_ ]+?)  +([\d,]+)", text_of("10")))
-    assert dict(re.findall(r"phase \d \(([\w ]+)\) ([\d,]+) bytes", text_of("09"))) == sent
     dp = [int(count.replace(",", "")) for phase, count in sent.items() if phase != "tp gather"]
     assert ("zero1", f"{sum(dp):,}") in re.findall(r"fp32  (\w+) +([\d,]+)", text_of("13"))

@@ -178,7 +178,7 @@ def test_the_page_is_what_the_glossary_says_and_its_links_lead_to_notebooks() ->
 @pytest.mark.parametrize(
     ("asked", "entry"),
     [
-        *((form, "hop (lesson 09): One change") for form in ("hop", "Hops", "HOP")),
+        *((form, "generator (lesson 09): A") for form in ("generator", "Generators", "GENERATOR")),
         *((form, "U, S, Vt: The SVD") for form in ("Vt", " Vt")),
         ("s", "s: One singular value."),
         (" rank ", "rank"),
