@@ -191,7 +191,7 @@ join.check(whole)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The first tp ranks are those at dp's first place, and they hold all columns. All later ranks hold copies, so leave
+# Ranks 0 to tp − 1 stand at dp's first place and hold all columns. All later ranks hold copies, so leave
 # them out.
 #
 # ```python

@@ -169,8 +169,8 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. There `G` is in **bfloat16** (16
-# bits a number), and here it is not, so compute and return in the dtype of `G`. To get torch's bits, write both sums
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. In lesson 16 `G` is in **bfloat16**
+# (16 bits a number), and not here, so compute and return in the dtype of `G`. To get torch's bits, write both sums
 # of your `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
@@ -346,8 +346,8 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most: in lesson 01's gradient, after 40
-# training steps, about thirty of 64 values are below 0.01 (in this lesson's, after 300, three). Polar Express and CANS
+# An update's directions need only be *about* equally loud, so lifting matters most: of 64 values, about thirty are
+# below 0.01 after 40 training steps (lesson 01), and three after 300 (this lesson). Polar Express and CANS
 # lift most, because their first `a` is above 8.
 #
 # ## Recap

@@ -411,7 +411,7 @@ print(lesson.say_clock(alone, pair))
 # %% tags=["stub"]
 answers = {
     "zeros": ...,  # how many zeros does rank 0 bring to the all_reduce?
-    # GPT-2 on 6 ranks, as many as a layer has matrices: how many fair shares has the busiest, with round robin?
+    # GPT-2 on 6 ranks (a layer has 6 matrices): how many fair shares has the busiest, with round robin?
     "busiest": ...,
     "bytes": ...,  # how many bytes does rank 0 send if updates are shared by all_gather?
 }

@@ -63,8 +63,8 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# With **ZeRO-1**, each entry of the momentum is kept on one rank only, while all dp ranks still have copies of the weights. The picture shows
-# the same entries three times:
+# With **ZeRO-1**, each entry of the momentum is kept on one rank only, while all dp ranks still have copies of the
+# weights. The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
@@ -282,8 +282,8 @@ lesson.draw_buckets(costs)
 
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
-# the smallest limit each of the 24 matrices that were timed has its own bucket, so every rank keeps a part of each and
-# orthogonalizes all; with the largest limit, at most 9. In one huge bucket, though, no rank could begin until all of
+# the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24; with the
+# largest limit, no rank more than 9. In one huge bucket, though, no rank could begin until all of
 # it had arrived.
 #
 # ## One list in place of many buckets

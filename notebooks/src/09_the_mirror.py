@@ -153,8 +153,8 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# The collective that each hop needs, out and back. (*gather*: all pieces to one rank; *scatter*: the way back; *reduce*:
-# the sum to one rank.)
+# The collective that each hop needs, out and back. (*gather*: all pieces to one rank; *scatter*: the way back;
+# *reduce*: the sum to one rank.)
 
 # %%
 print(lesson.say_hops())
@@ -202,8 +202,8 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are this
-# rank's coordinates. Both are **generators**: at `yield from` a *request*, named by `label`, goes out, and the
-# function stands still until the answer comes, from real processes or, in the next section, from you.
+# rank's coordinates. `travel` and `take` are **generators**: at `yield from` a *request* named by `label` goes out,
+# and the function waits for the answer, from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))

@@ -57,7 +57,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Lesson 09's matrices fill a single bucket, so cutting each bucket or one list is the same here (lesson 05):
+# Lesson 09's matrices fill a single bucket, so `cut="bucket"` and `cut="list"` (lesson 05) are the same here:
 
 # %%
 lesson.draw_boundary(dp, tp)

@@ -298,8 +298,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. From the beginning of a micro-batch's F in the
-# first stage to the end of its B there, for how many micro-batches, this one included, could the stage do F and B? It
+# The last stage can go back at once, so its order begins with FBFB. The first stage begins a micro-batch's F and,
+# much later, ends its B: for how many micro-batches, this one included, can it do F and B meanwhile? It
 # begins with that many forwards, then does a B before each F.
 #
 # </details>

@@ -273,7 +273,7 @@ found = {
     "0.57": ...,  # Muon over AdamW, by names
     "0.57 once": ...,  # the same, kernels alone
     "1.1%": ...,  # Muon: the CPU's time for *calling* the optimizer, over its full step
-    "1.1% on the GPU": ...,  # Muon: `optimizer`, the GPU's time for the kernels that this call queued, over `gpu_span`
+    "1.1% on the GPU": ...,  # Muon: `optimizer` (GPU time of the kernels that this call queued) over `gpu_span`
     "2.1": ...,  # muon_async over muon, by names
     "2.1 as a span": ...,  # the same, by the GPU's span
 }
@@ -378,7 +378,7 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# With the same batch, and links 64 times slower, with which strategy does Muon reach that loss before AdamW?
+# If links are 64 times slower, with which strategy does Muon reach that loss before AdamW, with the same batch?
 #
 # <details><summary>Hint</summary>
 #
@@ -415,7 +415,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 #
 # <details><summary>Three names, and what is counted</summary>
 #
-# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP, but with an owner in each
+# `gram` is lesson 08's last optional exercise, `owner_per_replica` is lesson 11's HSDP, but with an owner in each
 # replica, and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged
 # gradients, their all_reduce is counted, too.
 #

@@ -196,7 +196,7 @@ print(lesson.say_shapes())
 print(lesson.say_balance())
 
 # %% [markdown]
-# If all owners have equally many entries, the busiest has half as much work again as a fair share. So deal matrices
+# If all owners have equally many entries, the busiest has 1.5 fair shares of the work. So deal matrices
 # out by work, as in lesson 11.
 #
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>

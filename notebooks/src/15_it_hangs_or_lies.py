@@ -145,8 +145,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for every
-# member of that call's group whose log has this call fewer times than its own. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank in its last call waits for each member of that call's
+# group that has begun this call less often than the rank itself. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #

@@ -474,8 +474,8 @@ print(my_muon.say_yours())
 #
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
 # what is missing of these two). Save this there as `test_all.py`, and run it. ZeRO-3 gives each rank an equal part of
-# every flat weight. Here a part is whole rows, as if tp had cut the matrix. So in the last stage the ranks of
-# ZeRO-3 are the page's tp, and its parts, seen as rows, are the page's pieces.
+# every flat weight. Here a part is whole rows, as if tp had cut the matrix. So in the last stage your page takes
+# ZeRO-3's ranks as tp, and ZeRO-3's parts, seen as rows, as its pieces.
 #
 # ```python
 # import torch
