@@ -16,8 +16,8 @@ class PairState(MutableMapping[Any, Any]):
 
     As long as ``is_new()`` is true (nothing has been stepped or loaded), the state looks empty, though its
     entries can be read. The reason is ``torch.distributed.checkpoint``: before a load, it makes an
-    optimizer's state if the state looks empty. If it found only Muon's state, it would neither make nor load
-    AdamW's.
+    optimizer's state if the state looks empty. If it found only Muon's state, it would leave AdamW's
+    unmade and unloaded.
     """
 
     def __init__(

@@ -65,6 +65,7 @@ WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
     (partial(all_of_it, turn=False), "Was it turned back?"),
     (lambda G: all_of_it(G).bfloat16(), "Keep G's dtype"),
     (lambda G: all_of_it(G.bfloat16()).to(G.dtype), "Compute in G's dtype"),
+    (lambda G: all_of_it(G, 7), "That is 7 steps, not 5"),
     (partial(all_of_it, least=0.0), "zeros gives NaN"),
     (lambda G, steps=5: all_of_it(G, steps, least=2e-6), "differs from torch.optim.Muon's"),
     (partial(all_of_it, steps=4), "That is 4 steps, not 5."),

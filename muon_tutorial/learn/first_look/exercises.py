@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import Grid, Plan
 from ...plan.layout import Box
-from ..exercises.judge import Diagnosis, Exercise, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, numbers, value_of
 from ..pictures.holdings import RankBoxes, say_held
 from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
@@ -72,10 +72,13 @@ def _judge_longer(check: Callable[[int, int], Exercise], grid: Grid, function: A
     (dp, tp), names = grid.sizes, getattr(function, "__globals__", {})
     if dp != tp or not {"dp", "tp"} <= names.keys():
         return None
-    with patch.dict(names, dp=dp + 1):
-        wrong = check(dp + 1, tp).judge(function)
+    try:
+        with patch.dict(names, dp=dp + 1):
+            wrong = check(dp + 1, tp).judge(function)
+    except MistakeError as mistake:
+        wrong = str(mistake)
     said = wrong.what if isinstance(wrong, Diagnosis) else wrong
-    return said and f"Right on {grid}, but not on a longer grid: is dp taken for tp? {said}"
+    return said and f"Right on {grid}, but not on dp={dp + 1} × tp={tp}: is dp taken for tp? {said}"
 
 
 def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:

@@ -176,8 +176,8 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         ends = f"Its singular values lie between {values[-1]:.2f} and {values[0]:.2f}"
         rounded = torch.allclose(value, newton_schulz(G), atol=0.03)
         return why(
-            (rounded, "That is right to two digits. Compute in G's dtype, here float64, not in bfloat16."),
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
+            (rounded, "That is right to two digits. Compute in G's dtype, here float64, not in bfloat16."),
             otherwise=f"{ends}, not where five steps bring them.",
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
