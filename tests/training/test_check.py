@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer import update_verdict
+from muon_tutorial.optimizer.audit import Audit
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.parameter_state import local_part
+from muon_tutorial.training import check
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
 from muon_tutorial.training.records import CheckVerdict
@@ -49,7 +51,9 @@ def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
     assert gradient_error(sum(gradients[:3], torch.zeros(64)) / 4, exact(gradients), 4) > 1e3
 
 
-def checked_steps(rank: int, options: dict, plant: Callable | None = None) -> list[CheckVerdict | None]:
+def checked_steps(
+    rank: int, options: dict, plant: Callable[[Trainer], None] | None = None
+) -> list[CheckVerdict | None]:
     """The verdicts on two checked steps; ``plant`` plants a fault on rank 1 in the second."""
     trainer = build_trainer(TrainSettings(**{**TINY, **options}))
     verdicts = [train_step(trainer, 0, checked=True)[1]]
@@ -104,6 +108,23 @@ def test_a_learning_rate_that_moves_nothing_fails_no_check() -> None:
     for verdict in launch(checked_steps, 1, args=({"dp": 1, "tp": 1, "lr": 1e-12},), output="quiet")[0]:
         assert verdict.passed
         assert update_verdict.STILL in verdict.audit
+
+
+def test_only_a_checked_step_is_audited_and_nothing_stays_behind() -> None:
+    assert launch(audits_of_steps, 1, output="quiet") == [[(0, 0), (1, 0)]]
+
+
+def audits_of_steps(rank: int) -> list[tuple[int, int]]:
+    """After a step without a check, and after one with a check: the audits so far, and the hooks left."""
+    trainer = build_trainer(TrainSettings(**{**TINY, "dp": 1, "tp": 1}))
+    pair, made, found = trainer.optimizer, list[Audit](), []
+    check.audit = lambda optimizer: made.append(Audit(optimizer, None)) or made[-1]  # type: ignore
+    for step, checked in enumerate((False, True)):
+        train_step(trainer, step, checked)
+        hooked = sum(bool(param._post_accumulate_grad_hooks) for param in trainer.model.parameters())
+        hooks = len(pair._optimizer_step_pre_hooks) + len(pair._optimizer_step_post_hooks)
+        found.append((len(made), hooks + hooked))
+    return found
 
 
 def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:

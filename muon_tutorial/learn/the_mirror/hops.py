@@ -22,7 +22,10 @@ NO_WAY_BACK = "no way back: the summands are gone"
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
-    """The collective that a hop asks for on two ranks, found by running it; "nothing" if there is none."""
+    """The collective that a hop asks for on two ranks; "nothing" if there is none.
+
+    It is found by running the hop, but for a sum to one owner, which is a reduce.
+    """
     if isinstance(src, Partial) and isinstance(dst, Owned):
         return "reduce"
     hop, grid, kinds = Hop("dp", src, dst, (4, 4)), Grid.of(dp=2), list[str]()
