@@ -36,7 +36,6 @@ class SabotagedRun:
     agree: tuple[bool, ...]
 
 
-@functools.cache
 def sabotaged(ranks: int, rank: int, matrix: str, fault: str, seed: int = 0) -> SabotagedRun:
     """Compare the training in which ``rank`` has one fault with the sound one."""
     sound, mine = _train(ranks, seed), _train(ranks, seed, rank, matrix, fault)

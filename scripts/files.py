@@ -108,6 +108,7 @@ def answered(program: str, work: Callable[[], object]) -> int:
     """Do some work, print an error in one line, and return the exit code."""
     try:
         work()
+        sys.stdout.flush()  # a pipe whose reader has gone fails here, not at exit
     except (UsageError, OSError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         if isinstance(error, BrokenPipeError):  # at exit, Python would write the rest once more

@@ -72,10 +72,11 @@ NOTES = (
     "one matrix per owner, as if every matrix were larger than the limit, or as many as the default limit "
     "allows. *seconds*: from when the last rank begins until the last rank ends. *best*: an even share of "
     "the sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
-    "busiest rank must have. *torch alone*: the same for a rank that only repeats the step's calls of "
-    "``torch.distributed`` and its sleeps, in the step's order; with these messages, this machine's cores "
-    "allow no less. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
-    "momentum, measured without sleep, and predicted by the same step on tensors without data.",
+    "busiest rank must have. *over the best*: seconds / best. *torch alone*: the same ratio for ranks that "
+    "only repeat the step's calls of ``torch.distributed`` and its sleeps, in the step's order. Each is the "
+    "fastest of three, so noise may put either first. *peak*: the most bytes that a rank's step held "
+    "besides parameters, gradients and momentum, measured without sleep, and predicted by the same step on "
+    "tensors without data.",
 )
 
 
@@ -148,7 +149,7 @@ def _steps(rank: int, case: SleepCase) -> list[tuple[Any, Any, int, int]]:
             with PeakMemory() as seen:
                 muon.step()
         with _naps(case):
-            whole, alone = _timed(muon, 3), _timed_alone(muon, 3)
+            whole, alone = _timed(muon, 3), _timed_alone(muon)
         found.append((whole, alone, seen.peak, _predicted(muon.plan, rank)))
     return found
 
@@ -163,27 +164,19 @@ def _naps(case: SleepCase, times: int = 1) -> Any:
     return mock.patch.object(orthogonalize, "newton_schulz_update", sleep)
 
 
-def _note_step(muon: Muon) -> list[Callable[[], None]]:
+def _note_step(muon: Muon) -> list[Callable[[], Any]]:
     """Take a step, and return its calls of torch.distributed, its waits and its sleeps, to repeat them."""
-    tape: list[Callable[[], None]] = []
+    tape: list[Callable[[], Any]] = []
     call_backend, sleep = live._call_backend, time.sleep
 
-    def noted_call(*arguments: Any) -> Any:
-        work: list[Any] = []
-
-        def call() -> None:
-            work[:] = [call_backend(*arguments)]
-
-        def wait() -> None:
-            work[0].wait()
-
-        call()
-        tape.append(call)
-        return work[0] and SimpleNamespace(wait=lambda: noted(wait))
-
-    def noted(again: Callable[[], None]) -> None:
-        again()
+    def noted(again: Callable[[], Any]) -> Any:
         tape.append(again)
+        return again()
+
+    def noted_call(*arguments: Any) -> Any:
+        works: list[Any] = []
+        noted(lambda: works.append(call_backend(*arguments)))
+        return works[-1] and SimpleNamespace(wait=lambda: noted(lambda: works[-1].wait()))
 
     _give_gradients(muon)
     with (
@@ -209,10 +202,10 @@ def _timed(muon: Muon, times: int) -> list[tuple[float, float]]:
     return _spans(muon.step, times, partial(_give_gradients, muon))
 
 
-def _timed_alone(muon: Muon, times: int) -> list[tuple[float, float]]:
+def _timed_alone(muon: Muon) -> list[tuple[float, float]]:
     """The same for the step's calls of torch.distributed, its waits and its sleeps alone."""
     tape = _note_step(muon)
-    return _spans(lambda: [again() for again in tape], times, lambda: None)
+    return _spans(lambda: [again() for again in tape], 3, lambda: None)
 
 
 def _spans(step: Callable[[], Any], times: int, prepare: Callable[[], None]) -> list[tuple[float, float]]:
@@ -246,7 +239,7 @@ def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]], orthogonaliz
     mesh = build_mesh({"dp": ranks})
     muon = partial(_muon, orthogonalize=orthogonalize)
     ways = [muon(shapes[rank::ranks]), *(muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
-    return [(_timed(muon, 3), _timed_alone(muon, 3)) for muon in ways]
+    return [(_timed(muon, 3), _timed_alone(muon)) for muon in ways]
 
 
 def _predicted(plan: Plan, rank: int) -> int:

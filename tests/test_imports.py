@@ -72,14 +72,12 @@ KNOW_NO_GROUP = (
 # readers end with, and training is the loop around it. one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
-    f"{PACKAGE}.learn.collectives.ring",
     f"{PACKAGE}.learn.first_muon.on_ranks",
     f"{PACKAGE}.learn.the_grid.on_ranks",
     f"{PACKAGE}.learn.cuts.on_ranks",
     f"{PACKAGE}.learn.shards_alone.on_ranks",
     f"{PACKAGE}.learn.bill.on_ranks",
     f"{PACKAGE}.learn.own_sharding.three_functions",
-    f"{PACKAGE}.learn.my_loop.clipping",
     f"{PACKAGE}.learn.builds.reference.ring",
     f"{PACKAGE}.learn.builds.reference.pipeline",
     f"{PACKAGE}.learn.broken_runs.training_rank",

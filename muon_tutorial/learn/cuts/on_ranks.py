@@ -95,10 +95,10 @@ def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: 
     tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
     up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
 
-    def alike(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        asked = {**dict(zip(("tensor", "op", "group"), given, strict=False)), **named}
-        check_alike(asked["tensor"], asked.get("group"))  # Gloo aborts the process if sizes differ
-        return original(*given, **named)
+    def alike(original: Callable[..., Any], tensor: Tensor, *more: Any, **named: Any) -> Any:
+        group = named.get("group", more[1] if len(more) > 1 else None)
+        check_alike(tensor, group)  # Gloo aborts the process if sizes differ
+        return original(tensor, *more, **named)
 
     with watching(alike, "all_reduce"):
         return function(given.batches[rank // tp].clone(), up, down, tp_group)

@@ -18,7 +18,6 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Partial(), Shard(0)),
 )
 """Changes of placement. The reverse change undoes each of them, except those from ``Partial``."""
-NO_WAY_BACK = "no way back: the summands are gone"
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
@@ -44,7 +43,7 @@ def say_hops() -> str:
     """A table of hops between two ranks: the collective that each asks for, and that of its inverse."""
     lines = [f"{'from':<14}{'to':<14}{'out':<16}back"]
     for src, dst in HOPS:
-        back = NO_WAY_BACK if isinstance(src, Partial) else asks_for(dst, src)
+        back = "no way back: the summands are gone" if isinstance(src, Partial) else asks_for(dst, src)
         lines.append(f"{_name(src):<14}{_name(dst):<14}{asks_for(src, dst):<16}{back}")
     return "\n".join(lines)
 

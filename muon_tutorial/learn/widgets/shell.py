@@ -109,10 +109,6 @@ def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 
     )
 
 
-def rank_choice(count: int) -> Any:
-    return choice("rank", {f"rank {rank}": rank for rank in range(count)})
-
-
 EDGES = {"tp": f"3px solid {TP_GROUP}", "dp": f"3px dashed {DP_GROUP}"}
 """The edges of buttons in the pressed rank's tp group (its row) and in its dp group (its column)."""
 _NO_EDGE = f"3px solid {EMPTY}"
