@@ -21,7 +21,7 @@ from muon_tutorial.learn.pictures import holdings
 from muon_tutorial.learn.shards_alone import cuts, directions
 from muon_tutorial.learn.the_mirror.network import Group, Network
 from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_here, small_matrices
-from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
+from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, StepRecording
 from muon_tutorial.plan.bucket import matrix_boxes
 from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.machine import find_machine
@@ -89,13 +89,13 @@ def boxes(held: Sequence[holdings.RankBoxes]) -> list[list[list[int]]]:
     return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
 
 
-def film_data(run: Recording, matrix: str) -> dict[str, Any]:
+def film_data(run: StepRecording, matrix: str) -> dict[str, Any]:
     """For each moment and rank: the tiles that the rank holds, and a letter that stands for their bytes."""
     tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
     return {"tiles": tiles, "letters": letters(run, matrix)}
 
 
-def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
+def sent_by_phase(run: StepRecording) -> list[dict[str, Any]]:
     """For each phase: the collective, its axis, and the bytes that each rank passes to it."""
     found = []
     for phase in range(1, len(PHASES) + 1):

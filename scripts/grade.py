@@ -22,7 +22,7 @@ from muon_tutorial.learn.my_muon import blocks, keep
 from scripts.files import ROOT, parser_of
 from scripts.points import POINTS, exercises_of, points_of, test_of
 
-TESTS = {build: test_of(build, lesson) for build, (lesson, _) in BUILDS.items()}
+TESTS = {build: test_of(build) for build in BUILDS}
 
 
 COUNTED = """\

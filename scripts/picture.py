@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from muon_tutorial.learn.the_mirror import recording
-from muon_tutorial.learn.the_mirror.recording import AXIS, PHASES, Recording, Tile
+from muon_tutorial.learn.the_mirror.recording import AXIS, PHASES, StepRecording, Tile
 from scripts.files import ROOT, answered, parser_of, write_changed
 
 TARGET = ROOT / "docs" / "step.svg"
@@ -75,7 +75,7 @@ def place(rank: int) -> tuple[int, int]:
     return LEFT + column * ACROSS, TOP + row * DOWN
 
 
-def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
+def pieces(run: StepRecording, matrix: str, moment: int) -> Iterator[Piece]:
     """The pieces that each rank holds at a moment, and the pieces that it receives only to add them up."""
     held = [diary.tiles[matrix] for diary in run.diaries]
     for at in (run.grid.at(rank) for rank in run.grid.ranks):
@@ -88,7 +88,7 @@ def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
                 yield from (Piece(at.rank, (rank, *tile[1:]), rank, stays=False) for rank in others)
 
 
-def letters(run: Recording, matrix: str) -> list[list[str]]:
+def letters(run: StepRecording, matrix: str) -> list[list[str]]:
     """For each moment and rank, a letter: equal bytes have equal letters. Empty if bytes are not recorded."""
     known: dict[str, str] = {"": ""}
     contents = zip(*(diary.contents[matrix] for diary in run.diaries), strict=True)
@@ -101,7 +101,7 @@ def _letter(number: int) -> str:
     return chr(ord("A") + place) + (str(lap + 1) if lap else "")
 
 
-def draw(run: Recording) -> str:
+def draw(run: StepRecording) -> str:
     """The film as an SVG document."""
     scenes = _scenes(run)
     flights = {piece.flight(moment) for moment, scene in enumerate(scenes) for piece in scene}
@@ -110,7 +110,7 @@ def draw(run: Recording) -> str:
     return _document(run, WIDTH, HEIGHT, f"{_LOOK}\n{_motion(moving)}", [_stage(run), *shown])
 
 
-def draw_sheet(run: Recording) -> str:
+def draw_sheet(run: StepRecording) -> str:
     """All moments of the film, two per row, as an SVG document without motion."""
     shown = []
     for moment, scene in enumerate(_scenes(run)):
@@ -122,18 +122,18 @@ def draw_sheet(run: Recording) -> str:
     return _document(run, 2 * WIDTH, -(-len(TITLES) // 2) * HEIGHT, style, shown)
 
 
-def _document(run: Recording, width: int, height: int, style: str, parts: Sequence[str]) -> str:
+def _document(run: StepRecording, width: int, height: int, style: str, parts: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
     said = f"<title>{html.escape(alt(run))}</title>\n<style>{style}</style>"
     ground = f'<rect width="{width}" height="{height}" fill="{CARD}"/>'
     return "\n".join([head, said, _HATCH, ground, *parts, "</svg>\n"])
 
 
-def _scenes(run: Recording) -> list[list[Piece]]:
+def _scenes(run: StepRecording) -> list[list[Piece]]:
     return [[*pieces(run, run.busiest(), moment)] for moment in range(len(TITLES))]
 
 
-def _stage(run: Recording) -> str:
+def _stage(run: StepRecording) -> str:
     """The parts that every moment shows: empty panels, their axes, and a dot for each moment."""
     parts = [
         _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q"),
@@ -146,7 +146,9 @@ def _stage(run: Recording) -> str:
     return "".join([*parts, *(_dot(moment, 5, EMPTY) for moment in range(len(TITLES)))])
 
 
-def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]) -> str:
+def _scene(
+    run: StepRecording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]
+) -> str:
     """The parts that only one moment shows."""
     shape, named = run.shapes[run.busiest()], letters(run, run.busiest())[moment]
     phase = f"phase {moment} of {len(PHASES)}: {PHASES[moment - 1]}" if moment else run.source
@@ -230,7 +232,7 @@ def _motion(moving: Mapping[Flight | None, str]) -> str:
     return "\n".join([wanted, *frames])
 
 
-def alt(run: Recording) -> str:
+def alt(run: StepRecording) -> str:
     rows, columns = run.shapes[run.busiest()]
     named = letters(run, run.busiest())
     moments = " ".join(f"{number}: {title}." for number, title in enumerate(TITLES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.files import FOLDER
+from scripts.files import FOLDER, ROOT
 
 HEADER = re.compile(
     r"^\*(Easy|Medium|Hard) · (\d+) minutes? · (required|optional)( · par \d+ [^*]+)?\*$", re.MULTILINE
@@ -27,10 +27,9 @@ def exercises_of(lesson: str) -> list[tuple[str, int]]:
     return [(stub, POINTS[level[0]]) for stub, level in zip(stubs, HEADER.findall(text), strict=True)]
 
 
-def test_of(build: str, lesson: str) -> str:
-    """The test of a build, as a reader copies it out of the lesson."""
-    tests = re.findall(r"^```python\n(.*?)^```$", text_of(lesson), re.DOTALL | re.MULTILINE)
-    return next(test for test in tests if re.search(rf"(import|from) {build}\b.*# yours", test))
+def test_of(build: str) -> str:
+    """The test of a build, as ``python -m muon_tutorial.learn.builds`` writes it for readers."""
+    return (ROOT / "muon_tutorial/learn/builds/tests" / f"{build}.py").read_text(encoding="utf-8")
 
 
 def points_of(test: str) -> int:

@@ -96,7 +96,7 @@ def _counted(row: re.Match[str]) -> str:
     build = row[1].strip("`").removesuffix(".py")
     if build in series.BUILDS:
         number, minutes = series.BUILDS[build]
-        return f"| {row[1]} | {minutes} | {points_of(test_of(build, number))} |"
+        return f"| {row[1]} | {minutes} | {points_of(test_of(build))} |"
     lessons = [series.lesson(number) for number in row[1].split(", ")]
     took = " + ".join(str(each.minutes + each.optional) for each in lessons)
     points = " + ".join(str(sum(points for _, points in exercises_of(each.number))) for each in lessons)

@@ -230,7 +230,7 @@ def test_the_package_keeps_its_floors() -> None:
 def test_the_package_names_its_own_modules_relatively() -> None:
     """Internal imports should have one form. ``__main__`` may differ, because only it may be run as a file.
 
-    zero3.py differs because it is a file as readers write it.
+    zero3.py and the builds' tests differ because readers have such files.
     """
     found = {
         module.name
@@ -241,6 +241,7 @@ def test_the_package_names_its_own_modules_relatively() -> None:
     assert {name for name in found if is_in(name, PACKAGE)} == {
         f"{PACKAGE}.__main__",
         f"{PACKAGE}.learn.builds.reference.zero3",
+        *(f"{PACKAGE}.learn.builds.tests.{build}" for build in ("one_page", "pipeline", "ring", "zero3")),
     }
 
 
@@ -255,7 +256,8 @@ def declared(*extras: str) -> set[str]:
 def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     brought = {"IPython", "traitlets"}  # installed by ipywidgets
     asked = {"peft", "trl", "datasets", "tokenizers"}  # two recipes need these, and are skipped without them
-    siblings = {path.stem for path in (ROOT / "scripts" / "recipes").glob("*.py")}  # imported by name
+    beside = (ROOT / "scripts" / "recipes", ROOT / PACKAGE / "learn" / "builds" / "tests")
+    siblings = {path.stem for folder in beside for path in folder.glob("*.py")}  # imported by name
     mine = {PACKAGE, "scripts", *siblings, *brought, *asked, *sys.stdlib_module_names}
     modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]
     used_names = {target.split(".")[0] for module in modules for _, _, target in imported(module)}

@@ -227,8 +227,8 @@ for window in (1, 2, 3, 4, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. There work and sending take
-# about the same time, and only the shorter of the two can be hidden behind the longer.
+# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. Only the shorter of work and
+# sending can be hidden behind the longer, so overlap saves most where the two take about equally long.
 
 # %% [markdown]
 # ## Find the missing wait
@@ -391,56 +391,13 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
-# Here a stage is one layer. Save the following as `test_pipeline.py` in an empty folder, and write `pipeline.py` with
-# `dist.send` and `dist.recv` alone (write `dist.` before each). `step(stage, batches, rank, ranks)` sends each
-# micro-batch, a float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks
-# get a list of as many `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go
-# back: when a stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all
-# micro-batches add up.
-#
-# ```python
-# import time, torch, torch.distributed as dist
-# from muon_tutorial.learn import builds
-#
-# class Layer(torch.nn.Linear):
-#     pause = 0.0
-#     def forward(self, x):
-#         assert x.shape == (5, 6), f"a stage computes {tuple(x.shape)}, and not a micro-batch"
-#         time.sleep(self.pause)
-#         y = super().forward(x)
-#         if y.requires_grad:
-#             y.register_hook(lambda gradient: time.sleep(self.pause))
-#         return y
-#
-# def each_stage_gets_its_gradient(rank, ranks, pause=0.0):
-#     import pipeline  # yours: step
-#     torch.manual_seed(0)
-#     micro, stages = 2 * ranks, [Layer(6, 6, dtype=torch.float64) for _ in range(ranks)]
-#     batches = list(torch.randn(micro, 5, 6, dtype=torch.float64))
-#     for batch in batches:
-#         torch.nn.Sequential(*stages)(batch).square().sum().backward()
-#     stage, Layer.pause = stages[rank], pause
-#     right = [p.grad for p in stage.parameters()]
-#     stage.zero_grad()
-#     given = batches if rank == 0 else [None] * micro
-#     dist.barrier()
-#     begin = time.perf_counter()
-#     sent = builds.messages(lambda: pipeline.step(stage, given, rank, ranks))
-#     dist.barrier()
-#     took, due = time.perf_counter() - begin, micro * ((rank > 0) + (rank < ranks - 1))
-#     assert len(sent) == due, f"rank {rank} sends {len(sent)} messages, and not {due}"
-#     for p, grad in zip(stage.parameters(), right):
-#         assert p.grad is not None and torch.allclose(p.grad, grad), f"the gradient of stage {rank}"
-#     return 1 - 2 * micro * pause / took if pause else None
-#
-# def stages_compute_at_the_same_time(rank, ranks):
-#     idle, predicted = each_stage_gets_its_gradient(rank, ranks, pause=0.3), (ranks - 1) / (3 * ranks - 1)
-#     assert idle < predicted + 0.1, f"ranks wait for each other: idle {idle:.0%}, and {predicted:.0%} would do"
-#     return f"(idle {idle:.0%}, predicted {predicted:.0%})"
-#
-# if __name__ == "__main__":
-#     builds.run(each_stage_gets_its_gradient, stages_compute_at_the_same_time)
-# ```
+# Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
+# `test_pipeline.py`. Write `pipeline.py` beside it, with `dist.send` and `dist.recv` alone (write `dist.` before
+# each), until `python test_pipeline.py` is green. `step(stage, batches, rank, ranks)` sends each micro-batch, a
+# float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks get a list of as
+# many `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go back: when a
+# stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all micro-batches
+# add up.
 #
 # </details>
 #

@@ -382,8 +382,8 @@ print(lesson.say_steps())
 #
 # <details><summary>Hint</summary>
 #
-# Lesson 10's `boundary` sends hardly more than AdamW. `layerwise` sends no more at all, but its unequal matrices go
-# to one owner after another, while other links are idle.
+# On slow links bytes decide, and two of the three send hardly more than AdamW (lesson 10). In which of these two do
+# all ranks send at the same time?
 #
 # </details>
 #
@@ -398,7 +398,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps. `zero1`
+# In one step `boundary` sends hardly more than AdamW, and it takes fewer steps. `zero1`
 # gathers everything. `layerwise` sends no more than AdamW, but its matrices are unequal and travel to one owner after
 # another, while other links are idle.
 #

@@ -66,7 +66,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # </details>
 #
-# Predict for a smaller model, the 8B, with 7 matrices in each of 32 layers and tp=8:
+# Predict for a smaller model, `llama-3.1-8b`, with 7 matrices in each of 32 layers and tp=8:
 #
 # *Easy · 4 minutes · required*
 
@@ -178,7 +178,7 @@ print(lesson.say_wires())
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# Only a rank that holds an expert can own it:
+# In Kimi K2, ep spreads the experts over ranks. Only a rank that holds an expert can own it:
 
 # %%
 print(lesson.say_experts())
@@ -189,7 +189,8 @@ print(lesson.say_experts())
 #
 # ## Even entries, uneven work
 #
-# The largest of these matrices has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work:
+# DeepSeek V3's matrices differ even more. The largest has eight times the entries of an expert's (2,048 × 7,168), and
+# thirty times the work:
 
 # %%
 print(lesson.say_shapes())

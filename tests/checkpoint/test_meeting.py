@@ -69,6 +69,22 @@ def test_rank_0_decides_with_what_all_have_made_and_each_gets_its_answer() -> No
     assert ranks[0].store.num_keys() == 0
 
 
+def test_a_rank_that_fails_is_blamed_by_the_others_and_nothing_is_decided() -> None:
+    def act(meeting: Meeting) -> Any:
+        def make() -> tuple[None, int]:
+            if meeting.rank == 1:
+                raise OSError(28, "No space left on device", "/x/file")
+            return None, 1
+
+        return meeting.agree("write", make, lambda found: pytest.fail("decided"))
+
+    found = together(meetings(3), act)
+    assert {str(error) for error in found} == {"rank 1: No space left on device: /x/file (a test)"}
+    assert [type(error) for error in found] == [CheckpointError] * 3
+    assert [error.rank for error in found] == [1, None, 1]
+    assert isinstance(found[1].__cause__, OSError)
+
+
 @pytest.mark.parametrize(
     ("error", "says", "guilty"),
     [

@@ -66,7 +66,7 @@ def test_each_file_is_broken_as_its_evidence_says_and_the_repair_is_green(letter
 @pytest.mark.parametrize("letter", lesson.LETTERS)
 def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter: str) -> None:
     clinic = lesson.open_clinic(*grid)
-    assert clinic.check(letter, {1: "class Loop(RankNotes):"}).passed is False
+    assert clinic.check(letter, {1: "class Loop(LoopNotes):"}).passed is False
     assert clinic.check(letter, REPAIRS[letter])
 
 

@@ -24,9 +24,9 @@ from .answers import PASSES, assert_quiz, judged
 GRIDS = [(3, 2), (4, 1)]
 
 
-def rank_counted(sent: int) -> dict[str, dict[str, on_ranks.Sent]]:
+def rank_counted(sent: int) -> dict[str, dict[str, on_ranks.SentBytes]]:
     names = (on_ranks.ADAMW, *on_ranks.STRATEGIES, on_ranks.AVERAGED)
-    return {dtype: {name: on_ranks.Sent(sent, sent) for name in names} for dtype in on_ranks.DTYPES}
+    return {dtype: {name: on_ranks.SentBytes(sent, sent) for name in names} for dtype in on_ranks.DTYPES}
 
 
 def fp32_momentum(entries: int, dp: int, item: int) -> dict[str, int]:

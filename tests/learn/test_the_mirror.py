@@ -18,7 +18,7 @@ from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
-from muon_tutorial.learn.the_mirror.recording import LAST, Recording, Tile, dumps, load, loads
+from muon_tutorial.learn.the_mirror.recording import LAST, StepRecording, Tile, dumps, load, loads
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
 
@@ -268,12 +268,12 @@ def test_the_shipped_recording_is_of_this_step() -> None:
 
 
 @pytest.fixture(params=GRIDS, ids=str)
-def recording(request: pytest.FixtureRequest) -> Recording:
+def recording(request: pytest.FixtureRequest) -> StepRecording:
     dp, tp = request.param
     return lesson.record_here(dp, tp, 0)
 
 
-def test_what_is_written_is_read_again(recording: Recording) -> None:
+def test_what_is_written_is_read_again(recording: StepRecording) -> None:
     text = dumps(recording)
     assert dumps(loads(text)) == text
     assert len(text) < 200_000
@@ -289,7 +289,7 @@ def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
 
 
 def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
-    recording: Recording,
+    recording: StepRecording,
 ) -> None:
     for name, (rows, columns) in recording.shapes.items():
         for diary in recording.diaries:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+from dataclasses import astuple, replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from muon_tutorial import Grid, Matrix, Shard
+from muon_tutorial import Coordinate, Grid, Matrix, Shard
+from muon_tutorial.engine.collective import Label
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.plan.matrix import split_parts
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
+from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.rank_walks import RankWalks
+from muon_tutorial.timing.rank_walks import RankWalks, Trace
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
 from muon_tutorial.timing.tapes import Lines, Tape
@@ -89,66 +90,96 @@ def test_few_ranks_are_walked_for_thousands_and_few_clocks_kept() -> None:
     assert all(one.kinds.shape == walked.sizes and len(one.traces) <= 6 for one in buckets)
 
 
-def fused() -> list[Matrix]:
-    """Weights of two matrices each; tp, which cuts columns, cuts both."""
+@pytest.mark.parametrize("name", ["owner", "layerwise", "zero1", "round_robin"])
+@pytest.mark.parametrize("window", [1, 2])
+def test_ranks_that_share_a_clock_would_have_had_the_same(
+    name: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"dp": 12, "tp": 2}
+    plan = STRATEGIES[name](matrices(sizes, layers=1), Grid.of(**sizes), round_bytes=ONE_MATRIX)
+
+    def apart(signs: object, slices: object, plan: Plan) -> tuple[np.ndarray, ...]:
+        return tuple(np.arange(plan.grid.size(axis)) for axis in plan.buckets[0].axes)
+
+    shared = RankWalks(H100, 7).rounds(plan)
+    monkeypatch.setattr(rank_walks, "_fold", apart)
+    single = RankWalks(H100, 7).rounds(plan)
+    assert np.prod(shared.sizes) < np.prod(single.sizes) or name == "zero1"
+    for watched in (0, 5, 11):
+        speeds = Speed(), Speed(0.5)
+        assert run_clocks(shared, speeds, window, watched) == run_clocks(single, speeds, window, watched)
+
+
+SHORT = {"exchanged at once": [(120, 120)] * 110, "some at once": [(300, 100)] * 60 + [(64, 256)] * 30}
+
+
+@pytest.mark.parametrize("shapes", ["five large", *SHORT])
+@pytest.mark.parametrize("name", ["zero1", "zero1 boundary"])
+def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
+    name: str, shapes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each slice cuts the shapes at other places; most ranks' walks follow from three ranks' walks."""
+    sizes, its = {"dp": 53, "tp": 2}, []
+    if shapes in SHORT:
+        sizes = {"dp": 53}
+        its = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(SHORT[shapes])]
+    plan = STRATEGIES[name](its or matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
+    told: list[Coordinate] = []
+    retold = RankWalks._retold
+
+    def noted(walks: RankWalks, tape: Tape, at: Coordinate) -> Trace:
+        told.append(at)
+        return retold(walks, tape, at)
+
+    def turns() -> list[object]:
+        """All turns of all ranks; which bucket a request serves does not matter."""
+        buckets = [one for its in RankWalks(H100, 7).rounds(plan).rounds for one in its]
+        found = [turn for one in buckets for trace in one.traces for turn in trace]
+        asked = [it and replace(it, label=Label(it.label.phase)) for it in (turn.asked for turn in found)]
+        return [*(replace(turn, asked=None) for turn in found), *(it and astuple(it) for it in asked)]
+
+    monkeypatch.setattr(RankWalks, "_retold", noted)
+    quick = turns()
+    assert len(told) > 5
+    monkeypatch.setattr(Lines, "sizes", lambda lines, first: None)
+    assert turns() == quick
+
+
+@pytest.mark.parametrize("name", ["replicated", "round_robin", "owner", "gram"])
+def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two grids share the walks. A weight holds two matrices, and tp, which cuts columns, cuts both."""
     parts: list[Matrix] = []
     for param in range(4):
         about: Any = {"dtype": torch.float32, "grad_dtype": torch.float32}
         weight = Matrix(param, f"w{param}", (1024, 2048), (("tp", Shard(1)),), **about)
         parts += split_parts(weight, (1024, 1024), len(parts), True)
-    return parts
-
-
-def short(shapes: list[tuple[int, int]]) -> list[Matrix]:
-    return [Matrix(i, f"m{i}", shape) for i, shape in enumerate(shapes)]
-
-
-DP12_TP2, DP53_TP2, TWO_GRIDS = {"dp": 12, "tp": 2}, {"dp": 53, "tp": 2}, [{"dp": 4}, {"dp": 2, "tp": 2}]
-SLICED = ("zero1", "zero1 boundary")
-FIGURES = attrgetter("seconds", "own", "product", "copy", "others", "exposed", "latency", "peak", "phases")
-SHORT = ([(120, 120)] * 110, [(300, 100)] * 60 + [(64, 256)] * 30)
-SHORTCUTS: list[tuple[str, list[Matrix], list[dict[str, int]]]] = [
-    # Ranks share a clock.
-    *((name, matrices(DP12_TP2, 1), [DP12_TP2]) for name in ("owner", "layerwise", "zero1", "round_robin")),
-    # Most ranks' walks follow from three ranks' walks, whether slices are exchanged at once or one by one.
-    *((name, matrices(DP53_TP2, 24), [DP53_TP2]) for name in SLICED),
-    *((name, short(shapes), [{"dp": 53}]) for name in SLICED for shapes in SHORT),
-    # Two grids share the walks, and a shape is charged once.
-    *((name, fused(), TWO_GRIDS) for name in ("replicated", "round_robin", "owner", "gram")),
-]
-
-
-def walk_every_rank(patch: pytest.MonkeyPatch) -> None:
-    """Take the shortcuts out. Newton–Schulz stays: it is always charged as one sum."""
+    charged: list[object] = []
     once = RankWalks._once
 
+    def noted(walks: RankWalks, *given: Any) -> Any:
+        before = len(walks._charges)
+        result = once(walks, *given)
+        charged.append(len(walks._charges) == before)
+        return result
+
     def run(walks: RankWalks, memory: PeakMemory, work: Work, function: Any, *given: Any) -> Any:
+        """Newton–Schulz is always charged as one sum, so it is not compared here."""
         if function is zeropower_via_newtonschulz:
             return once(walks, memory, work, function, *given)
         return function(*given)
 
-    def apart(signs: object, slices: object, plan: Plan) -> tuple[np.ndarray, ...]:
-        return tuple(np.arange(plan.grid.size(axis)) for axis in plan.buckets[0].axes)
-
-    patch.setattr(RankWalks, "_once", run)
-    patch.setattr(rank_walks, "_fold", apart)
-    patch.setattr(Lines, "sizes", lambda lines, first: None)
-
-
-@pytest.mark.parametrize(("name", "given", "grids"), SHORTCUTS)
-def test_shortcuts_change_no_bit(
-    name: str, given: list[Matrix], grids: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
     def found() -> list[object]:
         walks = RankWalks(H100, 7)
-        plans = [STRATEGIES[name](given, Grid.of(**sizes), round_bytes=ONE_MATRIX) for sizes in grids]
-        each = [step_cost.estimate_plan(name, plan, walks, window) for plan in plans for window in (1, 2)]
-        return [(FIGURES(one), one.seconds_at(0.5)) for one in each]
+        plans = (STRATEGIES[name](parts, Grid.of(**sizes)) for sizes in ({"dp": 4}, {"dp": 2, "tp": 2}))
+        each = (step_cost.estimate_plan(name, plan, walks) for plan in plans)
+        return [(one.seconds, one.own, one.copy, one.peak, one.others, one.exposed) for one in each]
 
-    with patch.object(RankWalks, "_retold", autospec=True, side_effect=RankWalks._retold) as told:
-        quick = found()
-    assert told.call_count > 5 or grids[0]["dp"] < 53
-    walk_every_rank(monkeypatch)
+    monkeypatch.setattr(RankWalks, "_once", noted)
+    quick = found()
+    assert any(charged)
+    monkeypatch.setattr(RankWalks, "_once", run)
     assert found() == quick
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from muon_tutorial import cli
 
+from ..exhaustive import left_out
 from ..launching.launch_traces import free_port
 from .runs import MODEL, OURS, SCRIPT, final_bits, losses, only_run, wait_for_a_step
 
@@ -30,15 +31,16 @@ pytestmark = [
 
 @dataclass(slots=True)
 class Agents:
-    """Agents with one rank each, started in a folder. The first agent has the store where they meet."""
+    """Agents with as many ranks each, started in a folder. The first agent has the store where they meet."""
 
     folder: Path
     port: int
     ended: ExitStack
+    ranks: int = 1
 
     def start(self, number: int, nodes: str, *options: str) -> subprocess.Popen:
         """Start an agent. Each new agent has the lowest address so far, and so gets rank 0."""
-        command = [sys.executable, "-m", *OURS.split(), f"--nnodes={nodes}", "--nproc-per-node=1"]
+        command = [sys.executable, "-m", *OURS.split(), f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}"]
         is_host = str(number == 0).lower()
         meeting = [f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-backend=c10d", "--rdzv-id=one"]
         patience = [f"--rdzv-conf=is_host={is_host},last_call_timeout=1", "--max-restarts=1"]
@@ -61,17 +63,21 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
         yield Agents(tmp_path, free_port(), ended)
 
 
-def test_a_job_that_loses_a_rank_ends_with_the_undisturbed_bits(agents: Agents, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp", ["1", left_out("2")])
+def test_a_job_that_loses_a_rank_ends_with_the_undisturbed_bits(
+    tp: str, agents: Agents, tmp_path: Path
+) -> None:
     """One agent restarts its dead rank; the other only follows, and does not count this as a restart.
 
     Restarted ranks find their run by their agents' names, and one of them prints the result, once.
     """
-    job = ["--steps", "12", "--save-every", "2", "--json"]
+    agents.ranks = int(tp)
+    job = ["--steps", "12", "--save-every", "2", "--json", "--tp", tp]
     both = [agents.start(number, "2", *job) for number in range(2)]
     run = only_run(tmp_path / "runs", both)
     wait_for_a_step(run, both, 3)
-    (victim,) = (it for it in psutil.Process(both[0].pid).children() if SCRIPT in it.cmdline())
-    victim.kill()
+    children = psutil.Process(both[0].pid).children()
+    next(child for child in children if SCRIPT in child.cmdline()).kill()
     assert [agent.wait(PATIENCE) for agent in both] == [0, 0], agents.said()
     (result,) = (json.loads(line) for line in agents.said().splitlines() if line.startswith("{"))
     assert result["check"]["passed"]

@@ -15,8 +15,8 @@ import pytest
 
 from .runs import MODEL, OURS, PATIENCE, SCRIPT, final_bits, losses, wait_for_a_step
 
-STEPS = 20
-JOB = (*MODEL, "--steps", str(STEPS), "--save-every", "2")
+STEPS = 200
+JOB = (*MODEL, "--steps", str(STEPS), "--save-every", "20")
 OUTAGE, TIMEOUT = 25.0, 20
 """Seconds without a link, and the shorter time that ranks wait for each other."""
 
@@ -93,7 +93,7 @@ def test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one(
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     agents = [node.agent(tmp_path, left.address, least) for node in nodes]
     try:
-        wait_for_a_step(run, agents, 4)
+        wait_for_a_step(run, agents, 24)
         before = (run / "metrics.jsonl").stat().st_ino
         if kind == "link":
             right.sh("ip link set right down")

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...newton_schulz import zeropower_via_newtonschulz
-from .training_rank import BATCHES, DECAY, MEMORY, SHAPES, RankNotes, batch, loss_and_gradients, rescale
+from .training_rank import BATCHES, DECAY, MEMORY, SHAPES, LoopNotes, batch, loss_and_gradients, rescale
 
 
-class Loop(RankNotes):
+class Loop(LoopNotes):
     """One rank's part of the training. All ranks must create it and call ``train``."""
 
     def own_seed(self) -> int:

@@ -93,7 +93,7 @@ class Notebook:
     losses: list[float] = field(default_factory=list)
 
 
-class RankNotes:
+class LoopNotes:
     """The state and the notes of one rank of the loop. All ranks must create it."""
 
     lr = LR

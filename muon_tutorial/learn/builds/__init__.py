@@ -1,7 +1,7 @@
 """Builds: exercises without a stub. This module runs their tests in stages, and completes readers' files.
 
 ``from muon_tutorial.learn.builds import ring`` is the ``ring.py`` of the current folder. Functions that this
-file lacks come from ``reference/ring.py``.
+file lacks come from ``reference/ring.py``, and ``tests/ring.py`` is its test.
 """
 
 from __future__ import annotations

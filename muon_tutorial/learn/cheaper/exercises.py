@@ -23,7 +23,7 @@ from ..exercises import judge as judging
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, guesses, numbers, value_of, written
 from . import on_ranks, trace_events
 from .costs import Setting, muon_step
-from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
+from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, SentBytes, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import (
     GATHER,
     PRODUCT,
@@ -293,7 +293,7 @@ def slow_winner() -> str:
 
 
 def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
-    found: Mapping[str, Mapping[str, Sent]] = on_ranks.mean_of_group(counted, tp)
+    found: Mapping[str, Mapping[str, SentBytes]] = on_ranks.mean_of_group(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
     gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
     step = muon_step("all fp32", "layerwise")

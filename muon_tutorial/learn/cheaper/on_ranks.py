@@ -96,24 +96,24 @@ def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentBytes:
     """Bytes that one rank sent along dp in a step: counted as on a ring, and as Gloo sends them."""
 
     ring: int
     gloo: int
 
 
-Counted = Mapping[str, Mapping[str, Sent]]
+Counted = Mapping[str, Mapping[str, SentBytes]]
 """What one rank sent, by dtype and by optimizer."""
 
 
-def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
+def sent_along_dp(entries: Sequence[LedgerEntry]) -> SentBytes:
     """The sum of a ledger's entries, without gradient flags and without what is sent only along tp."""
     along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
-    return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
+    return SentBytes(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
 
 
-def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, Sent]]:
+def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, SentBytes]]:
     """Count the bytes sent in a step of AdamW and of each strategy of Muon, in both dtypes. Must be called by
     all ranks.
     """
@@ -122,17 +122,17 @@ def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str
     return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}
 
 
-def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> dict[str, Sent]:
+def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> dict[str, SentBytes]:
     found = {ADAMW: _count_walk(world, walk_adamw(step, world.at, dtype, seed))}
     for name, build in STRATEGIES.items():
         _, ledger = count_step(world, pieces(world.at, dtype, seed), build)
         found[name] = sent_along_dp(ledger.entries)
     ddp = all_reduce(buffers(world.at, dtype, seed)[0], "dp", world.at, Label("gradients"))
     average, muon = _count_walk(world, ddp), found["owner"]
-    return {**found, AVERAGED: Sent(muon.ring + average.ring, muon.gloo + average.gloo)}
+    return {**found, AVERAGED: SentBytes(muon.ring + average.ring, muon.gloo + average.gloo)}
 
 
-def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
+def _count_walk(world: LiveWorld, walk: Walk) -> SentBytes:
     ledger = Ledger()
     world.observers.append(ledger)
     world.run(walk)
@@ -140,15 +140,15 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
     return sent_along_dp(ledger.entries)
 
 
-def mean_of_group(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
+def mean_of_group(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, SentBytes]]:
     """The bytes that a rank of the first dp group sent on average."""
-    group, found = counted[::tp], dict[str, dict[str, Sent]]()
+    group, found = counted[::tp], dict[str, dict[str, SentBytes]]()
     for dtype, names in group[0].items():
         found[dtype] = {}
         for name in names:
             sent = [each[dtype][name] for each in group]
             ring, gloo = (sum(each) // len(group) for each in zip(*map(astuple, sent), strict=True))
-            found[dtype][name] = Sent(ring, gloo)
+            found[dtype][name] = SentBytes(ring, gloo)
     return found
 
 

@@ -196,7 +196,7 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
     case = f"{heads} heads, tp {tp}: {{}}"
     whole = torch.arange(3 * heads * qkv.HEAD_DIM * qkv.WIDTH).float().reshape(-1, qkv.WIDTH)
     pieces = [value_of(shard, whole.clone(), heads, tp_rank, tp, told=case) for tp_rank in range(tp)]
-    fused = qkv.FusedWeight(heads, qkv.HEAD_DIM, tuple(_rows_of(piece, whole, case) for piece in pieces))
+    fused = qkv.FusedRows(heads, qkv.HEAD_DIM, tuple(_rows_of(piece, whole, case) for piece in pieces))
     if wrong := next(_judge_rows(fused), None):
         return Diagnosis(case.format(wrong), picture=draw_fused(fused, f"{heads} heads, tp = {tp}: your cut"))
     most = 3 * qkv.HEAD_DIM * -(-heads // tp)
@@ -226,7 +226,7 @@ def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
     return tuple(numbers_of_rows)
 
 
-def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
+def _judge_rows(fused: qkv.FusedRows) -> Iterator[str]:
     for row in range(fused.rows):
         if (count := sum(rows.count(row) for rows in fused.held)) != 1:
             there = f"{count} ranks" if count else "no rank"

@@ -16,7 +16,7 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, TP_HATCHES, WRONG
 from ..pictures.picture import Frame, Picture, Point, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
-from .qkv import PARTS, FusedWeight, cut_fused, rows_as_one, rows_of_each
+from .qkv import PARTS, FusedRows, cut_fused, rows_as_one, rows_of_each
 
 _WIDTH, _MARGIN = 880, 24.0
 _UNIT, _SPACE = 20.0, 66.0
@@ -242,14 +242,14 @@ def draw_tp(tp: int) -> Picture:
     return finish(figure, f"cuts-qkv-{tp}", " ".join(said))
 
 
-def draw_fused(fused: FusedWeight, title: str) -> Picture:
+def draw_fused(fused: FusedRows, title: str) -> Picture:
     """A fused weight, cut according to an answer, and which of its heads are whole or torn."""
     figure, axes = blank(460, 442)
     _draw_fused(axes, fused, title, _MARGIN)
     return finish(figure, "cuts-qkv-yours", _say_fused(fused, title))
 
 
-def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None:
+def _draw_fused(axes: Axes, fused: FusedRows, title: str, left: float) -> None:
     write(axes, left, 24, title, 12.5, weight="bold")
     torn = fused.torn()
     verdict = f"{len(torn)} of {fused.heads} heads torn" if torn else "every head is whole"
@@ -296,7 +296,7 @@ def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _say_fused(fused: FusedWeight, title: str) -> str:
+def _say_fused(fused: FusedRows, title: str) -> str:
     torn = fused.torn()
     told = ["torn between ranks" if head in torn else "whole on rank" for head in range(fused.heads)]
     ranks = [", ".join(map(str, fused.ranks_of(head))) for head in range(fused.heads)]

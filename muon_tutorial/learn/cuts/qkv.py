@@ -16,7 +16,7 @@ RowsOf = Callable[[int, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class FusedWeight:
+class FusedRows:
     """A fused weight: its heads, the rows per head, and the numbers of the rows at each tp coordinate."""
 
     heads: int
@@ -63,8 +63,8 @@ def rows_of_each(tp_rank: int, tp: int) -> list[int]:
     return [part * third + row for part in range(3) for row in range(start, start + length)]
 
 
-def cut_fused(rows_of: RowsOf, tp: int) -> FusedWeight:
-    return FusedWeight(HEADS, HEAD_DIM, tuple(tuple(rows_of(part, tp)) for part in range(tp)))
+def cut_fused(rows_of: RowsOf, tp: int) -> FusedRows:
+    return FusedRows(HEADS, HEAD_DIM, tuple(tuple(rows_of(part, tp)) for part in range(tp)))
 
 
 def count_torn(tp: int) -> int:

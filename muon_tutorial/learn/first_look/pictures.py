@@ -22,7 +22,7 @@ Letters = Literal["", "before", "momentum", "after"]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class MovingPiece:
     """A piece on its way from one rank to another."""
 
     piece: Piece
@@ -37,7 +37,7 @@ class FilmMoment:
     title: str
     what: str
     held: tuple[tuple[Piece, ...], ...]
-    flights: tuple[Flight, ...] = ()
+    flights: tuple[MovingPiece, ...] = ()
     letters: Letters = ""
 
 
@@ -51,7 +51,7 @@ def moments_of(plan: Plan) -> list[FilmMoment]:
     whole = tuple(joined[held.rank] if held.boxes else columns[held.rank] for held in works)
     down, across = _sent(plan, "dp", kept), _sent(plan, "tp", columns)
     pairs = ((rank, peer) for rank in grid.ranks for peer in grid.at(rank).group("dp") if peer != rank)
-    towards = tuple(Flight(Piece(each.box, p), p, rank) for rank, p in pairs for each in kept[rank])
+    towards = tuple(MovingPiece(Piece(each.box, p), p, rank) for rank, p in pairs for each in kept[rank])
     return [
         FilmMoment("The weight", "tp cuts its columns, dp copies it", weight, (), "before"),
         FilmMoment("The gradient", "from each rank's own data", weight),
@@ -68,10 +68,10 @@ def _pieces(held: RankBoxes) -> tuple[Piece, ...]:
     return tuple(Piece(box, held.rank) for box in held.boxes if box.numel)
 
 
-def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[Flight, ...]:
+def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[MovingPiece, ...]:
     """The flights of an exchange along an axis: each rank receives what the others hold."""
     pairs = ((rank, peer) for rank in plan.grid.ranks for peer in plan.grid.at(rank).group(axis))
-    return tuple(Flight(each, peer, rank) for rank, peer in pairs if peer != rank for each in held[peer])
+    return tuple(MovingPiece(each, peer, rank) for rank, peer in pairs if peer != rank for each in held[peer])
 
 
 _BETWEEN = 3

@@ -50,7 +50,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """The steps and seed of a run, and the rank to kill. The steps also say when to save and when to kill."""
 
     steps: int
@@ -88,7 +88,9 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
     return dp // cut, cut
 
 
-def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, echo: bool = False) -> bool:
+def train(
+    rank: int, grid: tuple[int, int], folder: Path, job: TrainingJob, port: Port, echo: bool = False
+) -> bool:
     """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 
     All ranks must call. ``echo`` saves the loaded state again. Returns False if a function is still a stub.
@@ -100,7 +102,7 @@ def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, 
         return False
     scheduler = LambdaLR(optimizer, partial(factor_of, steps=job.steps))
     manager = CheckpointManager(folder / CHECKPOINTS, keep=job.steps)
-    diary = Diary(folder / DIARY, writes=rank == 0)
+    diary = RunDiary(folder / DIARY, writes=rank == 0)
     first = port.load(manager, model, optimizer, scheduler)
     if first is ...:
         return False
@@ -122,7 +124,7 @@ def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, 
         if job.victim is not None and step + 1 == job.fatal:
             gather_objects(rank)  # rank 0 has recorded this step before a rank is killed
             if rank == job.victim:
-                Diary(folder / DIARY, writes=True).note("kill", step=step + 1, rank=rank)
+                RunDiary(folder / DIARY, writes=True).note("kill", step=step + 1, rank=rank)
                 die_at_once()
     return True
 
@@ -138,7 +140,7 @@ def mean_of(loss: torch.Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Diary:
+class RunDiary:
     """A file of lines that survives its writer: each line is in the file when ``note`` returns."""
 
     path: Path

@@ -30,7 +30,7 @@ from ...training.text import batch_at, load_text
 from ...worlds.live import LiveWorld
 from ..inputs import measure
 from ..my_muon.reference import unpack
-from .recording import PHASES, Diarist, Diary, Recording, assemble
+from .recording import PHASES, Diarist, RankDiary, StepRecording, assemble
 
 GPT_SHAPE = gpt.GPTShape(layers=1, width=32, heads=2, context=32)
 BATCH = 8
@@ -118,7 +118,7 @@ class Report:
 
     kept: Tensor
     after: Mapping[str, Tensor]
-    diary: Diary
+    diary: RankDiary
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +229,7 @@ def reference_step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
     job.write(bucket, fresh)
 
 
-def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
+def record_rank(rank: int, dp: int, tp: int, seed: int) -> RankDiary:
     """One rank's diary of the recorded step. Must be called by all ranks."""
     return job(rank, dp, tp, seed).run(reference_step).diary
 
@@ -271,12 +271,12 @@ def jobs_on(grid: Grid, seed: int) -> list[NotedPhases]:
     return [NotedPhases(step_on(grid.at(rank), seed)) for rank in grid.ranks]
 
 
-def record_here(dp: int, tp: int, seed: int) -> Recording:
+def record_here(dp: int, tp: int, seed: int) -> StepRecording:
     """A recording of the same step in one process, which real ranks must match."""
     diaries = [report.diary for report in stepped(reference_step, dp, tp, seed).reports]
     return assemble(f"In one process, dp={dp}, tp={tp}", plan_of(dp, tp), diaries)
 
 
-def recording_of(reports: Sequence[Report], dp: int, tp: int) -> Recording:
+def recording_of(reports: Sequence[Report], dp: int, tp: int) -> StepRecording:
     source = f"Your step on {dp * tp} processes, dp={dp}, tp={tp}"
     return assemble(source, plan_of(dp, tp), [report.diary for report in reports])

@@ -61,7 +61,7 @@ Tile = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPiece:
     """One message that a rank sent in the step: ``numbers`` counts its elements, and ``size`` its bytes."""
 
     phase: int
@@ -73,24 +73,24 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Diary:
+class RankDiary:
     """One rank's notes: tiles and contents for each matrix and moment, and the messages that it sent."""
 
     rank: int
     tiles: Mapping[str, Sequence[Sequence[Tile]]]
     contents: Mapping[str, Sequence[str]]
-    sent: Sequence[Sent]
+    sent: Sequence[SentPiece]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class StepRecording:
     """One recorded step: where it ran, the grid, the matrices by name, and one diary per rank."""
 
     source: str
     dp: int
     tp: int
     shapes: Mapping[str, tuple[int, int]]
-    diaries: Sequence[Diary]
+    diaries: Sequence[RankDiary]
 
     @property
     def grid(self) -> Grid:
@@ -113,7 +113,7 @@ class Diarist:
     at: Coordinate
     tiles: dict[str, list[list[Tile]]] = field(init=False)
     contents: dict[str, list[str]] = field(init=False)
-    sent: list[Sent] = field(default_factory=list)
+    sent: list[SentPiece] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         names = [entry.matrix.name for bucket in self.plan.buckets for entry in bucket.entries]
@@ -126,7 +126,7 @@ class Diarist:
         if label.phase in PHASES and at == self.at:
             numbers = 0 if request.send is None else request.send.numel()
             size, number = numbers * request.dtype.itemsize, PHASES.index(label.phase) + 1
-            self.sent.append(Sent(number, label.subject, request.kind, axis, numbers, size))
+            self.sent.append(SentPiece(number, label.subject, request.kind, axis, numbers, size))
 
     def note(self, moment: int, name: str, held: Tensor) -> None:
         """Note a hash of the bytes that the rank holds of a matrix."""
@@ -143,8 +143,8 @@ class Diarist:
         for shard in bucket.stored_shards(self.at):
             self.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
 
-    def diary(self) -> Diary:
-        return Diary(self.at.rank, self.tiles, self.contents, self.sent)
+    def diary(self) -> RankDiary:
+        return RankDiary(self.at.rank, self.tiles, self.contents, self.sent)
 
     def trace(self) -> Walk:
         """Run all routes with rank numbers in place of data. All ranks must run it."""
@@ -205,34 +205,34 @@ def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tu
     return ((box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True))
 
 
-def assemble(source: str, plan: Plan, diaries: Sequence[Diary]) -> Recording:
+def assemble(source: str, plan: Plan, diaries: Sequence[RankDiary]) -> StepRecording:
     shapes = {each.matrix.name: each.matrix.sides for bucket in plan.buckets for each in bucket.entries}
-    return Recording(source, plan.grid.size("dp"), plan.grid.size("tp"), shapes, tuple(diaries))
+    return StepRecording(source, plan.grid.size("dp"), plan.grid.size("tp"), shapes, tuple(diaries))
 
 
-def dumps(recording: Recording) -> str:
+def dumps(recording: StepRecording) -> str:
     return json.dumps(asdict(recording), separators=(",", ":"))
 
 
-def loads(text: str) -> Recording:
+def loads(text: str) -> StepRecording:
     """The recording that a JSON text holds: the inverse of ``dumps``."""
     found = json.loads(text)
     for diary in found["diaries"]:
         tiles = diary["tiles"].items()
         diary["tiles"] = {n: [[tuple(tile) for tile in moment] for moment in moments] for n, moments in tiles}
-        diary["sent"] = [Sent(**sent) for sent in diary["sent"]]
+        diary["sent"] = [SentPiece(**sent) for sent in diary["sent"]]
     shapes = {name: tuple(sides) for name, sides in found["shapes"].items()}
-    diaries = tuple(Diary(**diary) for diary in found["diaries"])
-    return Recording(**{**found, "shapes": shapes, "diaries": diaries})
+    diaries = tuple(RankDiary(**diary) for diary in found["diaries"])
+    return StepRecording(**{**found, "shapes": shapes, "diaries": diaries})
 
 
-def load(path: Path | None = None) -> Recording:
+def load(path: Path | None = None) -> StepRecording:
     """A recording from a file; without a path, the shipped one of a step on real processes."""
     file = resources.files(inputs) / "recorded" / _SHIPPED if path is None else path
     return loads(file.read_text(encoding="utf-8"))
 
 
-def say_phase(recording: Recording, phase: int) -> str:
+def say_phase(recording: StepRecording, phase: int) -> str:
     sent = [item for diary in recording.diaries for item in diary.sent if item.phase == phase]
     if not sent:
         return "in one place, nothing is sent" if phase == AXIS else "nothing is sent"

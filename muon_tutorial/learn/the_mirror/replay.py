@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Frame, Picture, Point, arrow, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
-from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording
+from .recording import AXIS, LAST, MOMENTS, PHASES, RankDiary, StepRecording
 
 _WIDTH, _TOP, _MARGIN = 900, 216, 22
 _SHORT = {
@@ -19,7 +19,7 @@ _SHORT = {
 }
 
 
-def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
+def render(recording: StepRecording, moment: int, matrix: str = "") -> Picture:
     """What every rank holds of a matrix after ``moment`` phases, and at the moment that mirrors it."""
     matrix = matrix or recording.busiest()
     high = max(30.0, min(84.0, 300 / recording.dp))
@@ -65,7 +65,7 @@ def _phase_name(number: int) -> str:
     return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
 
 
-def _draw_tiles(axes: Axes, shape: Point, diary: Diary, matrix: str, moment: int, frame: Frame) -> None:
+def _draw_tiles(axes: Axes, shape: Point, diary: RankDiary, matrix: str, moment: int, frame: Frame) -> None:
     (left, top, width, high), (rows, columns) = frame, shape
     rectangle(axes, *frame, EMPTY, linewidth=1.0)
     hatch = "////" if AXIS <= moment < LAST else None
@@ -80,7 +80,7 @@ def _draw_tiles(axes: Axes, shape: Point, diary: Diary, matrix: str, moment: int
             centred(axes, *middle, str(name), bbox=box)
 
 
-def film(recording: Recording) -> Picture:
+def film(recording: StepRecording) -> Picture:
     """All moments of the step side by side, one row per rank, with the mirror's axis in the middle."""
     matrix, ranks = recording.busiest(), len(recording.diaries)
     high = max(22.0, min(58.0, 380 / ranks))
@@ -106,12 +106,12 @@ def film(recording: Recording) -> Picture:
     return finish(figure, f"film-{matrix}", " ".join(said))
 
 
-def _source(recording: Recording, matrix: str) -> str:
+def _source(recording: StepRecording, matrix: str) -> str:
     rows, columns = recording.shapes[matrix]
     return f"{recording.source}: matrix {matrix}, {rows} × {columns}."
 
 
-def _say_moment(recording: Recording, matrix: str, moment: int) -> str:
+def _say_moment(recording: StepRecording, matrix: str, moment: int) -> str:
     told = []
     for diary in recording.diaries:
         tiles = diary.tiles[matrix][moment]
@@ -121,7 +121,7 @@ def _say_moment(recording: Recording, matrix: str, moment: int) -> str:
     return f"{when} ({MOMENTS[moment]}): {'; '.join(told)}."
 
 
-def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
+def explore(recording: StepRecording, live: bool = True, moment: int | None = None) -> Shell | Picture:
     """What all ranks hold, with a slider for the phase, beginning at ``moment``, and a button per matrix."""
 
     start = recording.busiest()

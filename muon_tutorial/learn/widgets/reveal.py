@@ -39,15 +39,23 @@ class ComparedPrediction:
         return f"<details><summary>{NOT_PREDICTED} Show what the run gave</summary>{shown}</details>"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """For each thing: its name, what was predicted, what the run gave, and whether they agree."""
+        """For each thing: its name, what was predicted, what the run gave, and whether they agree.
+
+        A thing that the lesson does not ask for, but shows, has no prediction.
+        """
         for name, found in self.found.items():
             mine = self.predicted.get(name, ...)
+            said = "–" if name in self.predicted else ""
             verdict = "as you said" if is_same(mine, found) else "not as you said"
-            yield name, *(("–", str(found), "") if mine is ... else (str(mine), str(found), verdict))
+            yield name, *((said, str(found), "") if mine is ... else (str(mine), str(found), verdict))
 
     def __repr__(self) -> str:
-        rows = [f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
-                for name, mine, found, verdict in self._rows()]  # fmt: skip
+        rows = [
+            f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
+            if mine
+            else f"{name}: {found}"
+            for name, mine, found, verdict in self._rows()
+        ]
         drawn = [textwrap.fill(self.picture.alt, 100)] if self.picture else []
         return "\n".join([*rows, *drawn])
 
