@@ -95,7 +95,7 @@ def _counted(row: re.Match[str]) -> str:
     """The beginning of a row about lessons or a build: its name, minutes with all exercises, and points."""
     build = row[1].strip("`").removesuffix(".py")
     if build in series.BUILDS:
-        number, minutes = series.BUILDS[build]
+        minutes = series.BUILDS[build][1]
         return f"| {row[1]} | {minutes} | {points_of(test_of(build))} |"
     lessons = [series.lesson(number) for number in row[1].split(", ")]
     took = " + ".join(str(each.minutes + each.optional) for each in lessons)

@@ -50,7 +50,7 @@ import torch
 from muon_tutorial import CheckpointManager, MuonWithAdamW
 from muon_tutorial.learn import my_loop as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
-job = lesson.TrainingJob(steps, seed)
+job = lesson.RunJob(steps, seed)
 lines, ported, survived = lesson.all_exercises(dp, tp, job, backend)
 
 # %% [markdown]

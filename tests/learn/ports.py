@@ -12,7 +12,7 @@ from torch import nn
 
 from muon_tutorial import MuonWithAdamW
 from muon_tutorial.learn.my_loop import port, trials
-from muon_tutorial.learn.my_loop.port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, Port, TrainingJob
+from muon_tutorial.learn.my_loop.port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, Port, RunJob
 
 RIGHT: dict[str, Any] = {"lr": LR, "adamw_lr": ADAMW_LR, "weight_decay": WEIGHT_DECAY}
 
@@ -142,9 +142,7 @@ def no_step_returned(manager: Any, model: nn.Module, optimizer: Any, scheduler: 
     return None
 
 
-def resume_all(
-    rank: int, grid: tuple[int, int], folders: list[Path], job: TrainingJob, loads: list[Any]
-) -> None:
+def resume_all(rank: int, grid: tuple[int, int], folders: list[Path], job: RunJob, loads: list[Any]) -> None:
     """Resume in each folder with each of these functions, on the same ranks."""
     for folder, load in zip(folders, loads, strict=True):
         port.train(rank, grid, folder, job, Port(load=load), echo=True)

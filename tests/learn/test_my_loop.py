@@ -15,13 +15,13 @@ from muon_tutorial import CheckpointManager, launch
 from muon_tutorial.learn import my_loop as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.my_loop import exercises, lives, port, tiny_job
-from muon_tutorial.learn.my_loop.port import Port, TrainingJob
+from muon_tutorial.learn.my_loop.port import Port, RunJob
 from muon_tutorial.learn.my_loop.trials import PortReport
 
 from . import ports
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
-JOB = TrainingJob(6)
+JOB = RunJob(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}
 
 
@@ -173,7 +173,7 @@ def test_a_batch_is_the_same_however_many_places_share_it() -> None:
 
 @pytest.mark.parametrize("steps", [1, 6, 7, 12, 30])
 def test_a_kill_comes_between_two_checkpoints(steps: int) -> None:
-    job = TrainingJob(steps)
+    job = RunJob(steps)
     assert job.every < job.fatal < 2 * job.every <= job.steps
 
 

@@ -13,7 +13,7 @@ from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError
 from ..exercises.on_real_ranks import say_failure
 from . import lives, trials
 from .lives import PATIENCE, RunLife
-from .port import ECHO, LR, MAX_NORM, Port, TrainingJob, factor_of
+from .port import ECHO, LR, MAX_NORM, Port, RunJob, factor_of
 from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
 
 _STAYS = {
@@ -175,12 +175,7 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
 
 
 def check_survival(
-    dp: int,
-    tp: int,
-    job: TrainingJob,
-    port: Callable[[], Port],
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    dp: int, tp: int, job: RunJob, port: Callable[[], Port], backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: ``save`` and ``load``. A rank is killed, and the run resumes on another grid.
 
@@ -260,7 +255,7 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
     return Port(*(made or (Port().prepare, Port().update)), *(kept or (Port().save, Port().load)))
 
 
-def all_exercises(dp: int, tp: int, job: TrainingJob, backend: str) -> tuple[Exercise, ...]:
+def all_exercises(dp: int, tp: int, job: RunJob, backend: str) -> tuple[Exercise, ...]:
     ported = check_port(dp, tp, job.seed, backend)
 
     def port() -> Port:

@@ -19,7 +19,7 @@ from ...errors import RankFailedError
 from ...launching.launch import launch
 from . import port as reference
 from . import tiny_job
-from .port import CHECKPOINTS, DIARY, ECHO, Port, TrainingJob, other_grid
+from .port import CHECKPOINTS, DIARY, ECHO, Port, RunJob, other_grid
 from .trials import steps_alike
 
 PATIENCE = 12.0
@@ -54,7 +54,7 @@ class RunLife:
     """A run from its first start to its end."""
 
     folder: Path
-    job: TrainingJob
+    job: RunJob
     attempts: tuple[Attempt, ...]
 
     @property
@@ -71,7 +71,7 @@ class RunLife:
         return self.folder / AT_THE_KILL
 
 
-def read(folder: Path, job: TrainingJob) -> RunLife:
+def read(folder: Path, job: RunJob) -> RunLife:
     path, told = folder / DIARY, list[list[dict[str, Any]]]()
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
         if line["event"] == "begin":
@@ -101,13 +101,7 @@ def new_folder() -> Path:
 
 
 def start(
-    folder: Path,
-    grid: tuple[int, int],
-    job: TrainingJob,
-    port: Port,
-    echo: bool,
-    backend: str,
-    timeout: float,
+    folder: Path, grid: tuple[int, int], job: RunJob, port: Port, echo: bool, backend: str, timeout: float
 ) -> bool:
     """Start or restart the ranks of a run; False if the port's functions are stubs.
 
@@ -125,7 +119,7 @@ def start(
 
 
 def live(
-    dp: int, tp: int, job: TrainingJob, port: Port, backend: str, timeout: float = PATIENCE
+    dp: int, tp: int, job: RunJob, port: Port, backend: str, timeout: float = PATIENCE
 ) -> RunLife | None:
     """A run that loses its last rank and resumes on another grid; None if the reader's port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
@@ -171,14 +165,12 @@ class Companions:
     undisturbed: RunLife
 
 
-def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: TrainingJob, port: Port) -> None:
+def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: RunJob, port: Port) -> None:
     for folder in folders:
         reference.train(rank, grid, folder, job, port)
 
 
-def life_of(
-    dp: int, tp: int, job: TrainingJob, port: Port, backend: str = "gloo"
-) -> tuple[RunLife, Companions]:
+def life_of(dp: int, tp: int, job: RunJob, port: Port, backend: str = "gloo") -> tuple[RunLife, Companions]:
     """A killed and resumed run of a port without stubs, and the runs to compare it with."""
     life = live(dp, tp, job, port, backend)
     assert life is not None

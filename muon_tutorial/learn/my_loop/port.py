@@ -50,7 +50,7 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingJob:
+class RunJob:
     """The steps and seed of a run, and the rank to kill. The steps also say when to save and when to kill."""
 
     steps: int
@@ -89,7 +89,7 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
 
 
 def train(
-    rank: int, grid: tuple[int, int], folder: Path, job: TrainingJob, port: Port, echo: bool = False
+    rank: int, grid: tuple[int, int], folder: Path, job: RunJob, port: Port, echo: bool = False
 ) -> bool:
     """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 

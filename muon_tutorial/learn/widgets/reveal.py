@@ -39,10 +39,7 @@ class ComparedPrediction:
         return f"<details><summary>{NOT_PREDICTED} Show what the run gave</summary>{shown}</details>"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """For each thing: its name, what was predicted, what the run gave, and whether they agree.
-
-        A thing that the lesson does not ask for, but shows, has no prediction.
-        """
+        """For each thing: name, prediction ("" if nobody was asked), what the run gave, verdict."""
         for name, found in self.found.items():
             mine = self.predicted.get(name, ...)
             said = "–" if name in self.predicted else ""
