@@ -64,10 +64,10 @@ def zeropower_via_newtonschulz(
 ) -> Tensor:
     """Return the approximate orthogonal factor of a matrix, in bfloat16, without gradient tracking.
 
-    ``G`` is a matrix, or a batch of matrices (3-D). Each matrix of a batch gets the same result as without
-    the others. The input is never written to, and the shape is kept. ``coefficients`` is one triple for all
-    steps, or a sequence with one triple per step. ``eps`` is the smallest norm that a matrix is divided by.
-    With one triple the result is bitwise that of ``torch.optim.Muon``.
+    ``G`` is a matrix, or a batch of matrices (3-D). Each matrix of a batch gets the same result as it would
+    alone. The input is never written to, and the shape is kept. ``coefficients`` is one triple for all steps,
+    or a sequence with one triple per step. ``eps`` is the smallest norm that a matrix is divided by. With one
+    triple the result is bitwise that of ``torch.optim.Muon``.
 
     Raises:
         UsageError: ``G`` is not a real matrix or batch, or the coefficients do not fit the steps.

@@ -49,10 +49,10 @@ AS_USERS_DO = (
     "tests/test_one_page.py",
     "tests/evidence/",
 )
-"""Tests that run without torch's checks, for one of these reasons: their ranks repeat other tests' work in a
-lesson, a checkpoint, a count of bytes or a training; their ranks break as a user's ranks do; with the checks,
-a DistributedDataParallel on a "gloo" group ends in a segmentation fault (torch 2.13); or they count memory,
-and the checks would keep some memory."""
+"""Tests that run without torch's checks, for one of these reasons: they run a lesson, a checkpoint, a count
+of bytes or a training, whose requests other tests check; their ranks break as a user's ranks do; with the
+checks, a DistributedDataParallel on a "gloo" group ends in a segmentation fault (torch 2.13); or they count
+memory, and the checks would keep some memory."""
 
 RANKS_IMPORT = (
     "pytest",
@@ -94,7 +94,8 @@ LONGEST = (
     "configs/test_table.py",
     "training/test_resume.py",
 )
-"""Files that take minutes. They begin first: each runs in one process, for which the others would wait."""
+"""Files that take minutes. They begin first, because one process runs each of them, and at the end the other
+processes would wait for it."""
 
 
 @pytest.hookimpl(wrapper=True)

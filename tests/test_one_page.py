@@ -22,7 +22,7 @@ from .oracle import UNEVEN, Case, Stock, assert_own_parts, give_gradients, one_r
 
 PAGE = Path(__file__).resolve().parents[1] / "scripts" / "one_page.py"
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((4, 1), (2, 2), (1, 4))]
-LONG = Case(  # the first takes more than two of four slices, the second fits into one, and the last are uncut
+LONG = Case(  # with dp=4, the first lies in all four slices, and the others only in the last slice
     shapes=((64, 33), (5, 9), (9, 64), (3, 1), (1, 3)),
     cuts=(Shard(1), Shard(0), Shard(1), Shard(0), Shard(1)),
 )

@@ -43,7 +43,8 @@ from .split_table import Verdict as Target
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""How many elements to look at, besides one parameter of each kind; more take over 1 s on slow CPUs."""
+"""How many elements to look at: more take over 1 s on slow CPUs. One parameter of each kind is always
+seen."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -144,7 +145,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends: its tensors, or only micro-batches if it has the whole parameter."""
+        """What this rank sends: all its tensors, or only gradients of micro-batches if it ``is_whole``."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])

@@ -162,8 +162,8 @@ def _check_own_memory(strategy: str, groups: Groups) -> None:
 def _check_no_ddp(strategy: str, groups: Groups) -> None:
     """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
 
-    Nothing in a parameter shows that DDP wraps it. So this function searches all live Python objects for DDP
-    modules, once per plan, by their type, because ``isinstance`` would take 0.2 s.
+    Nothing in a parameter shows that DDP wraps it. So once per plan this function searches all live Python
+    objects for DDP modules. It compares types, because ``isinstance`` would take 0.2 s.
     """
     if not dist.is_initialized():
         return

@@ -78,12 +78,12 @@ class Muon(torch.optim.Optimizer):
         transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
             Set ``transposed`` on a parameter group.
-        initial_values: what the constructor does to parameters of which several ranks hold copies.
+        initial_values: what the constructor does if several ranks hold copies of the same parameter.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
-        compare_every: after how many steps ranks again compare hashes of their copies of parameters and
-            state, over every axis of the mesh. With None, ranks compare them only in the first step.
-        guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
+        compare_every: every so many steps, ranks compare hashes of their copies of parameters and state
+        again, along every axis of the mesh. With None, ranks compare them only in the first step. guard:
+        ``"on"`` checks before every step that all ranks can take the step, and that it is the same
             step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
             own messages.
         overlap_grad_reduce: send each bucket's gradients, in their own process group, as soon as

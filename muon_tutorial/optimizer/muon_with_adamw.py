@@ -341,7 +341,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             others = f", and {len(late) - 3} others" if len(late) > 3 else ""
             warnings.warn(
                 f"{', '.join(late[:3])}{others}: {what} when this optimizer was made, but trained now, "
-                f"and this optimizer does not step them: {remedy}, unless another optimizer steps them",
+                f"and this optimizer does not step them. If no other optimizer does, {remedy}",
                 stacklevel=5,
             )
 
@@ -426,7 +426,8 @@ def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, 
 
 
 def _trained(params: Mapping[str, Tensor], told: Set[str]) -> list[str]:
-    """Return the names of trainable parameters with gradients, except those in ``told``."""
+    """Return the names of trainable parameters with gradients, except those that a warning has already named
+    (``told``)."""
     grown = (name for name, it in params.items() if it.requires_grad and it.grad is not None)
     return [name for name in grown if name not in told]
 

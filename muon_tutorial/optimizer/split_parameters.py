@@ -385,7 +385,8 @@ def _why_by_name(it: _Holding) -> str:
 
 
 def _is_gain(it: _Holding) -> bool:
-    """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or its peft dict's name."""
+    """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or the name of the peft dict that
+    holds it."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)

@@ -37,11 +37,11 @@ MINIMAX: tuple[Polynomial, ...] = (
 )
 """Made like the Polar Express (arXiv 2505.16932), but with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
 
-Of all odd polynomials of its degree, each polynomial is the closest to 1 on the interval into which the
-previous ones map the singular values. Matrices are divided by the Schatten norm, which is smaller than the
-Frobenius norm, so their singular values start higher than with the five stock steps. Degree 9 costs one
-product more than degree 5 (``squares``). Degree 9 comes last, because its large coefficients would make the
-Gram form less accurate in an earlier step.
+On its interval, each polynomial is closer to 1 than any other odd polynomial of its degree. This is the
+interval into which the previous polynomials map the singular values. Matrices are divided by the Schatten
+norm, which is smaller than the Frobenius norm, so their singular values start higher than with the five stock
+steps. Degree 9 costs one product more than degree 5 (``squares``). Degree 9 comes last, because its large
+coefficients would make the Gram form less accurate in an earlier step.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (

@@ -124,8 +124,8 @@ def _times(p: Sequence[float], q: Sequence[float]) -> Coefficients:
 
 
 def _root(p: Sequence[float]) -> Coefficients:
-    """A polynomial with leading coefficient 1. Up to a factor, its square has the higher coefficients of
-    ``p``."""
+    """A polynomial with leading coefficient 1. Its square times the leading coefficient of ``p`` has the
+    coefficients of ``p`` in the upper half of the degrees."""
     half = (len(p) - 1) // 2
     root = [0.0] * half + [1.0]
     for k in range(half - 1, -1, -1):

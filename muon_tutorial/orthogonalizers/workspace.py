@@ -26,7 +26,7 @@ class Workspace:
     def buffers(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
-        """Return uninitialized tensors in the block, over the tensors of the previous call."""
+        """Return uninitialized tensors in the block; they reuse the memory of the previous call's tensors."""
         lines = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) for shape in shapes]
         sizes = [count * ALIGNMENT for count in lines]
         block = self._block(sum(sizes), device)

@@ -54,8 +54,8 @@ def _order(name: str, param: DTensor, dim: int, names: Sequence[str]) -> list[st
         before = [math.prod(sizes[other] for other in order[:place]) for place in range(len(order) + 1)]
         if factor not in before:
             raise StrategyError(
-                f"{name} is cut by {axis!r} as {placement}, within {factor} pieces that match no axes of "
-                "its mesh: make each matrix in it a parameter of its own"
+                f"{name} is cut by {axis!r} as {placement}, within each of {factor} pieces, but no axes of "
+                "its mesh cut it into so many: make each of its matrices a parameter of its own"
             )
         order.insert(before.index(factor), axis)
     return order

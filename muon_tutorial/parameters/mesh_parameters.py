@@ -107,7 +107,7 @@ def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None
     """Check that a parameter's shape on each rank fits its cuts."""
     for rank, shape in shapes.items():
         due = matrix.box(grid.at(rank)).shape
-        if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece another empty shape
+        if due != shape and not (0 in due and 0 in shape):  # FSDP2's empty pieces may have any empty shape
             raise ConfigError(
                 f"{matrix.name} has shape {shape} at {grid.at(rank)}, but its cuts give {due}: "
                 f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Pass tp_dim and all groups that cut parameters"

@@ -175,8 +175,8 @@ class WholeMatrices(Layout):
     """A rank's buffer holds the matrices of which it is a worker, one after the other, and nothing else.
 
     With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, a worker holds its whole
-    tensor-parallel piece, flat. On the way back, the ``"owner"`` sends to all ranks, but the ``"holders"``
-    already have the parts that they need.
+    tensor-parallel piece, flat. On the way back, an ``"owner"`` sends to all ranks. ``"holders"`` send
+    nothing, because each of them already has the parts that it needs.
     """
 
     axes: tuple[str, ...]

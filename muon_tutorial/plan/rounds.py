@@ -69,9 +69,9 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     takes up to ``limit.each`` bytes per position, or the bytes of the largest job if these are more. The
     costliest jobs are placed first, each in the first round that has room.
 
-    If a position's bytes allow n jobs like the round's first job, the position gets at most n times the work
-    of this first job. This keeps a round's ranks about equally busy. Rounds and jobs are sorted by number,
-    and sent from the last to the first, the order in which backward completes gradients.
+    If n jobs as large as the round's first job fit into a position's bytes, the position gets at most n times
+    that job's work. This keeps a round's ranks about equally busy. Rounds and jobs are sorted by number, and
+    sent from the last to the first, the order in which backward completes gradients.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

@@ -159,8 +159,9 @@ def zero1(
             work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part of one.
-        round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
-            (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. For ``cut="bucket"``,
+        round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight
+            (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. For
+            ``cut="bucket"``,
             ``round_bytes`` is the size of a bucket.
 
     Raises:
@@ -240,13 +241,13 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     matrices to share, and sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
     measures these costs.
 
-    Matrices whose long side is not cut are whole on all tp ranks, gathered if tp cuts them. These ranks apply
-    the group's own recipe with the usual bits. Matrices that stay cut use the Gram form in fp32, with the
-    group's ``ns_coefficients`` or with the recipe ``"gram"`` or ``"minimax"``. Other recipes are refused. The
-    bits *differ* from those of one process, because the sum rounds differently. In Frobenius norm, an update
-    is within 5 % of the update with ``orthogonalize="gram"`` in one process. The update's error and largest
-    singular value are within 0.05 of stock's. ``orthogonalizers/gram.py`` states these bounds, and
-    ``tests/step/test_gram.py`` checks them.
+    If a matrix's long side is not cut, all tp ranks work on the whole matrix, and gather it first if tp cuts
+    it. These ranks apply the group's own recipe with the usual bits. Matrices that stay cut use the Gram form
+    in fp32, with the group's ``ns_coefficients`` or with the recipe ``"gram"`` or ``"minimax"``. Other
+    recipes are refused. The bits *differ* from those of one process, because the sum rounds differently. In
+    Frobenius norm, an update is within 5 % of the update with ``orthogonalize="gram"`` in one process. The
+    update's error and largest singular value are within 0.05 of stock's. ``orthogonalizers/gram.py`` states
+    these bounds, and ``tests/step/test_gram.py`` checks them.
     """
 
     def entry(matrix: Matrix) -> BucketEntry:
@@ -273,8 +274,9 @@ def owner(
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` assigns them by index, and a sequence lists the rank of each matrix.
-        round_bytes: how many bytes of whole matrices (in bf16, as they travel) a rank may own in rounds in
-            flight together (``rounds.IN_FLIGHT``, 3), but at least three times the largest matrix. A rank
+        round_bytes: how many bytes of whole matrices (in bf16, as they travel) a rank may own in all rounds
+            in flight (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. A
+            rank
             also holds the pieces that it sends, and an update for each copy of a parameter.
 
     Raises:

@@ -67,8 +67,8 @@ class OwnGradients:
     gradients and counts a missing gradient as zero.
 
     ``together`` returns the groups of ranks over which nothing is averaged. In such a group, all ranks or
-    none must have a gradient; ranks whose piece is ``empty`` do not count. The ranks' numbers ``torn`` add up
-    to 0 over a whole group, but not over a part of a group.
+    none must have a gradient; ranks whose piece is ``empty`` do not count. Each rank has a number ``torn``;
+    these numbers add up to 0 over a whole group, but not over a part of it.
 
     If the step sums gradients, ``limits`` are the largest numbers that the dtype of each sum can hold.
     """
@@ -166,8 +166,8 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
             column = (yield from rank_table([float(largest[index])], ranks))[:, 0].tolist()
             raise NotFiniteError(
                 f"the gradient of {own.names[index]} may overflow where the step sums it: the ranks' largest "
-                f"elements add up to {total:.3g}, most of it on rank {column.index(max(column))}, and its "
-                f"dtype holds {limit:.3g}; nothing was changed: lower the loss scale, or skip this step"
+                f"elements add up to {total:.3g} (largest: rank {column.index(max(column))}), but its "
+                f"dtype holds only {limit:.3g}; nothing was changed: lower the loss scale, or skip this step"
             )
     missing = [index for index, found in enumerate(holders) if 0 < found < ranks.size]
     if missing and own.remedy is not None:

@@ -176,7 +176,7 @@ class MomentumShard:
         if tuple(saved.shape) != whole:
             raise UsageError(
                 f"{matrix.name}: a momentum of shape {tuple(saved.shape)}, loaded or kept from other "
-                f"parameters, is neither the {self.shape} that {at} keeps, nor the whole parameter, {whole}"
+                f"parameters, fits neither the part of {at}, {self.shape}, nor the whole parameter, {whole}"
             )
         local = saved[held_box(whole, matrix.cuts, at).slices]
         if not self.flat:

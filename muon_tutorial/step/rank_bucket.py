@@ -21,7 +21,7 @@ from .parameter_state import MomentumIndex, ParameterState
 AROUND: ContextVar[Callable[..., Any]] = ContextVar(
     "AROUND", default=lambda function, *given: function(*given)
 )
-"""A function that takes over every call on one matrix: it gets the called function and its arguments."""
+"""Calls on one matrix go through this function, which gets the function to call and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

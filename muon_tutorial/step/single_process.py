@@ -133,6 +133,7 @@ AT_ONCE = 2**18
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """How many parameters of one shape to step together: a stack, or else as many as ``AT_ONCE`` allows."""
+    """How many parameters of one shape to step together: as many as can be stacked; without a stack, as many
+    as ``AT_ONCE`` allows."""
     stacked = stack_size(_sides(shape), group, device)
     return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

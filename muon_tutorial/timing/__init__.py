@@ -9,8 +9,8 @@ holds.
 data, and keeps a clock for each rank.
 
 ``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind
-(``tapes`` computes the walks that differ from others only in sizes), and ``clocks`` keeps one clock for all
-ranks that do the same work. ``recommend`` compares strategies and chooses one.
+(``tapes`` computes a walk from others that differ from it only in sizes), and ``clocks`` keeps one clock for
+all ranks that do the same work. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``
 defines the steps that are both predicted and recorded.

@@ -316,7 +316,7 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
     """Time rounds of a collective. Before each round, the ranks write other data (together ``SWEPT`` bytes),
-    so that their caches are cold, as in a step. A barrier would not bring their begins closer together."""
+    so that their caches are cold, as in a step. A barrier would not make them begin closer together."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -364,7 +364,8 @@ class GlooCosts:
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
     """Fit non-negative costs by least squares.
 
-    Squared errors are divided by their sample's seconds: long samples count more than with relative errors.
+    Each squared error is divided by its sample's seconds, so long samples count more than they would with
+    relative errors.
 
     Ranks share the cores. The processors' work takes the larger of two times: the sum of all ranks' work
     divided by the number of cores, or the busiest rank's work. A sample takes at least the time that a rank's

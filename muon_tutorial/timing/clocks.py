@@ -103,9 +103,9 @@ class _Turn:
 
     ``moving`` and ``latency`` have a first axis over the speeds. ``asked``: the collective that positions
     request, or None. ``asks``: the positions that request it; None means all of them. ``root``: the position
-    of the collective's root. If the root first copies what it sends, ``_Tables.placed`` turns ``root`` into
-    an index of all root ranks, otherwise into None. ``beside``: the bytes that the round's other buckets
-    hold. With ``meets``, the bucket waits here until the others have caught up.
+    of the collective's root. ``_Tables.placed`` turns ``root`` into an index of all root ranks if roots first
+    copy what they send, and otherwise into None. ``beside``: the bytes that the round's other buckets hold.
+    With ``meets``, the bucket waits here until the others have caught up.
     """
 
     busy: np.ndarray

@@ -58,10 +58,10 @@ class Machine:
     ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
     computes on its own GPU. ``gemm``: floating-point operations per second. There is a table for each dtype,
     by the smallest of a product's three sizes. ``copy``: bytes read and written per second, by the number of
-    bytes. ``operation``: seconds to start an operation. A GPU executes earlier operations meanwhile, so on a
-    GPU a start costs only the seconds by which it exceeds the operation's own execution. ``turn``: seconds
-    that a request costs. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``:
-    the processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
+    bytes. ``operation``: seconds to start an operation. On a GPU, operations start while earlier ones still
+    run, so a start costs only the time by which it exceeds the operation's execution. ``turn``: seconds that
+    a request costs. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``: the
+    processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
     with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
     bytes. ``sources``: where the numbers come from.
     """
@@ -115,8 +115,8 @@ class Machine:
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
         """The link that one member of a group uses in a collective of this kind.
 
-        A ring or a chain leaves each node once, and the cards of all members on the node share its bytes. In
-        an exchange between all ranks, every rank sends through its own card.
+        The path of a ring or a chain leaves each node once, and all members' cards on the node share the
+        bytes sent there. In an exchange between all ranks, every rank sends through its own card.
         """
         if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
             return self.inside

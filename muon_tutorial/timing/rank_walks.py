@@ -99,7 +99,8 @@ Trace = tuple[WalkedTurn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket: the trace of each kind of rank, and the kind at each kept position of its group.
+    """A bucket: the trace of each kind of rank, and the kind at each position of its group that
+    ``WalkedPlan`` keeps.
 
     A trace may come from another bucket. ``traced`` has the other bucket's roots, and ``roots`` has this
     bucket's roots in the same order. Roots are positions along dp.
@@ -163,8 +164,9 @@ class Seat(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """The costs of a function of one matrix: its seconds of products and copies in order, its peak bytes, and
-    the bytes of its workspace. Also the shape, strides and dtype of its result, if it has one."""
+    """What it costs to run a function on one matrix: the seconds of products and of copies, operation by
+    operation, the peak bytes, and the bytes of its workspace. Also the shape, strides and dtype of its
+    result, if it has one."""
 
     seconds: Sequence[tuple[float, float]]
     peak: int
@@ -448,8 +450,9 @@ class RankWalks:
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate, slices: Mapping[int, int]) -> Trace:
         """One rank's step of one bucket. Memory that is kept for the next step is counted from the start.
 
-        If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length go
-        onto tapes. Once three walks show linear sizes, ``tapes`` computes the sizes of further walks.
+        If dp cuts a bucket's only matrix into slices, walks that differ only in the first slice's length are
+        recorded. Once three of them show that all sizes are linear in this length, ``tapes`` computes the
+        sizes of further walks.
         """
         tape = lines = None
         if self.machine.cores is None and len(bucket.entries) == 1 and 1 < len(slices) < at.size("dp"):
@@ -477,8 +480,8 @@ class RankWalks:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
         A label is a sum of random numbers. Each matrix contributes at most three: one if the position works
-        on the matrix, one if the position shares a group along the matrix's cuts with the matrix's first
-        worker, and one for the shape of the position's part. So equal labels mean equal work.
+        on the matrix, one if the position is in the same group as the matrix's first worker along the axes
+        that cut the matrix, and one for the shape of the position's part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)

@@ -54,7 +54,8 @@ PREDICTED = (
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """The options that a search tries: multiples of the given ``round_bytes``, and windows."""
 SEARCHED, CLOSE = 3, 1.02
-"""How many of the most promising strategies are searched, and the ratio up to which two are equally fast."""
+"""How many of the most promising strategies are searched, and up to which ratio of their seconds two
+strategies count as equally fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,7 +547,8 @@ def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> f
     """The speed of links at which two strategies take equally long, between 1 and ``factor``.
 
     A step's seconds, and so the difference of two steps, are nearly linear in the time that a byte takes. So
-    a line through both ends of the interval is zero close to that speed; a few repetitions are enough.
+    a line through the differences at both ends of the interval is zero close to the speed that is sought. A
+    few repetitions are enough.
     """
 
     def behind(slowness: float) -> float:
@@ -610,7 +612,8 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if whole is not None and whole.fair_shares > 1.5:
         shares = say_number(whole.fair_shares)
         line = f"layerwise: the busiest owner has {shares} times its even share of Newton–Schulz"
-        # No plan can give less work to the owner of a part's largest matrix.
+        # In each part (dense or experts), some rank owns the largest matrix, and no plan can give that rank
+        # less work.
         least = sum(max(newton_schulz_cost(it.sides) for it in part.matrices) for part in plan.parts)
         if whole.newton_schulz == DEFAULT_STEPS * least:
             found.append(f"{line}, the least possible: there are too few matrices for so many ranks.")

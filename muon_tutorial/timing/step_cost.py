@@ -53,7 +53,8 @@ OWN = Speed(free=GRADIENTS)
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 RootOf = Callable[[int], int]
-"""Maps a root in a trace to the bucket's root; for its own trace this is ``int``, which changes nothing."""
+"""Maps a root in a trace to the root in the bucket that uses the trace. If the trace was made for this
+bucket, this is ``int``, which changes nothing."""
 
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
@@ -104,9 +105,10 @@ class StepEstimate:
 
     Muon's own seconds have four parts. ``product``: the matrix products of Newton–Schulz. ``copy``: all other
     computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
-    ``reduction``: the seconds that averaging gradients adds if backward hides none of it: the step's own
-    reduce_scatter or, if a strategy expects averaged gradients, DDP's all_reduce or FSDP2's reduce_scatter
-    and all_reduce between replicas. AdamW needs the averages, too.
+    ``reduction``: the seconds that averaging gradients adds if backward hides none of it. Gradients are
+    averaged by the step's own reduce_scatter. If a strategy expects averaged gradients, they are averaged by
+    DDP's all_reduce, or by FSDP2's reduce_scatter and all_reduce between replicas. AdamW needs the averages,
+    too.
 
     ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: the rank's work, relative to an even
     share among the positions of the plan's group. ``shares``: the rank's work, relative to an even share

@@ -89,7 +89,7 @@ class TimedRun:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Work that needs ``left`` more of a shared resource: seconds of a core, or bytes of a link.
+    """Work that still needs ``left`` of a shared resource: seconds of a core, or bytes of a link.
 
     Jobs of a core with the same ``once`` proceed together, and count as one. Jobs with the same ``thread``
     share the part of the core that one job would get. ``then``: the job that follows this one.
@@ -435,7 +435,8 @@ class _Clockwork:
             splits = requests[other].sends or (), requests[other].receives or ()
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                # All partners of ``other`` have asked, so its work per message begins; _send charges bytes.
+                # All partners of ``other`` have asked, so ``other`` begins its work on the messages. _send
+                # charges the work on their bytes.
                 count = flight.traffic[other].busy.messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
@@ -465,8 +466,8 @@ class _Clockwork:
             self.moving.append(moving)
 
     def _jobs(self, rank: int, flight: TimedFlight) -> list[_Job]:
-        """The jobs of a rank's part in a flight. The rank's core first handles messages, once for all flights
-        at the same time, and then works on each byte. Meanwhile the link carries the bytes.
+        """The jobs of a rank's part in a flight. The rank's core first handles messages, and can do so for
+        several flights at once. Then it works on each byte. Meanwhile the link carries the bytes.
         """
         node, link, traffic = self.machine.node(rank), flight.link, flight.traffic[rank]
         data = traffic.busy.data * self.machine.byte

@@ -19,7 +19,7 @@ from ..evidence.traces.time_split import CollectiveOfRank, Flight, RankTimes, Ti
 from .timed_world import Doing, Span, TimedRun
 
 Source = Literal["predicted", "recorded"]
-PROCESSOR_TRACK = 1 << 29  # above all threads' numbers, below the tracks of evidence.traces
+PROCESSOR_TRACK = 1 << 29  # larger than threads' numbers, smaller than the tracks' in evidence.traces
 PREDICTED = 1000
 """Added to a rank's number in a prediction that shares a document with a recording."""
 NEWTON_SCHULZ = "Newton–Schulz"

@@ -22,7 +22,8 @@ from .model_shape import ModelShape
 from .module_shapes import shape_from_module
 
 MOST_LAYERS = 10_000
-"""More layers than any model has; building more, one by one, would take minutes."""
+"""The largest number of layers that is built. No model has so many, and building more, one by one, would take
+minutes."""
 
 
 def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, where: str) -> ModelShape:

@@ -81,7 +81,8 @@ def build_mesh(
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
     """Make a ``DeviceMesh`` whose axes are these process groups, in order. The groups share only this rank.
 
-    All ranks that the groups connect must call it; one exchange per group tells them all positions.
+    All ranks that the groups connect must call it; they exchange their ranks once in each group, and so learn
+    where every rank stands.
 
     Raises:
         GridError: this rank is not in a group, or the groups do not form a grid.
@@ -392,8 +393,8 @@ _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 def _send_and_receive(
-    leaving: Sequence[Tensor],  # [sends[p]] for each position p
-    coming: Sequence[Tensor],  # [receives[p]] from each
+    leaving: Sequence[Tensor],  # for each position p, a tensor of sends[p] elements
+    coming: Sequence[Tensor],  # from each position p, a tensor of receives[p] elements
     group: dist.ProcessGroup,
 ) -> _Messages:
     """An all_to_all on Gloo for parts anywhere in memory. Each part that is not empty is a message.

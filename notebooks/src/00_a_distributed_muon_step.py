@@ -26,8 +26,8 @@ lesson.hero()
 # **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part before, during and after
 # a Muon step, and have run it on real processes with your own function.
 #
-# *You need* Python, and an idea of what `optimizer.step()` does. No network, and no GPU: usually each process has its
-# own, but today all share your processor.
+# *You need* Python, and an idea of what `optimizer.step()` does. No network, and no GPU: usually each process has a
+# GPU of its own, but today all share your processor.
 #
 # - *Previous:* none, this is the first.
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)

@@ -211,13 +211,13 @@ lesson.explore(run, orthogonalize, live=widgets)
 #
 # Suppose no step may move a layer's output too far, whatever the input. The longest arrow counts, so divide `update`
 # by its largest singular value. Then compute its *promise*, how far the loss would fall if the gradient stayed the
-# same: multiply each entry by `G`'s in the same place, and add up the products.
+# same: multiply each of its entries by the entry of `G` in the same place, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 def promise(G, update):
-    return ...  # of update / its largest singular value
+    return ...  # the promise of the divided update
 
 # %%
 promised.check(promise)
@@ -243,7 +243,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
 
 # %% [markdown]
 # No update promises more than `U @ Vt`. Each direction of `G` adds its singular value times the update's strength in
-# it, at most 1. `U @ Vt` does 1 in every direction. The dark bars show how far the loss really fell:
+# this direction. That strength is at most 1, and `U @ Vt` reaches 1 in every direction. The dark bars show how far the
+# loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -345,7 +346,7 @@ sorting.check(split)
 # </details>
 
 # %%
-hidden, rest = split_parameters(run.model)  # for Muon, a list of groups; for AdamW, of pairs (name, parameter)
+hidden, rest = split_parameters(run.model)  # Muon's groups, and AdamW's pairs (name, parameter)
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]

@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
-# value, find bounds for where all of them end, and count its FLOPs.
+# **Fifty-five minutes.** At the end you can write Newton–Schulz, say what it makes of a singular value without
+# computing a matrix, find bounds for all singular values at the end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
@@ -161,7 +161,7 @@ write.check(step)
 #     return torch.addmm(X, B, X, beta=a)
 # ```
 #
-# With `@` alone, `a * X + (b * A + c * A @ A) @ X` is as right. But it rounds twice as often.
+# With `@` alone, `a * X + (b * A + c * A @ A) @ X` is right, too. But it rounds twice as often.
 #
 # </details>
 
@@ -170,8 +170,8 @@ write.check(step)
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
 # beside this notebook, and in lesson 16 that file trains a GPT on real processes. In lesson 16 `G` is in **bfloat16**
-# (16 bits a number), and not here, so compute and return in the dtype of `G`. To get torch's bits, write both sums
-# of your `step` with `torch.addmm`.
+# (16 bits a number), but here it is not, so compute and return in the dtype of `G`. To get torch's bits, write both
+# sums of your `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -267,7 +267,7 @@ print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 # ## What does it cost?
 #
 # A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, a multiplication and an addition for each term. Count
-# those of Newton–Schulz, for a matrix tall or wide.
+# the FLOPs of Newton–Schulz, for any matrix, tall or wide.
 #
 # <details><summary>Hint</summary>
 #
@@ -300,8 +300,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Do more steps bring the result all the way to `U @ Vt`? Their distance is the size of their difference, divided by
-# that of `U @ Vt`.
+# Do more steps bring the result all the way to `U @ Vt`? The distance between the two is the size of their difference,
+# divided by the size of `U @ Vt`.
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))

@@ -344,7 +344,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few.
+# Each half costs (P − 1)/P of the tensor's bytes, which is less than all of them even on a thousand ranks.
 #
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
@@ -361,8 +361,8 @@ formulas.check(formula)
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to
-# their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S counts
-# those of all ranks.)
+# their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S is the
+# bytes of all these pieces together.)
 #
 # | collective | bytes |
 # |---|---|

@@ -179,7 +179,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 
 # %% tags=["stub"]
 def local_range(global_range, place, length):
-    # the matrix's range in slice number `place`, from 0; (0, 0) if that slice has nothing of it
+    # the matrix's range in slice number `place`, counted from the slice's start; (0, 0) if the slice has nothing of it
     # local_range((0, 130), 2, 55) is (0, 20): the slice goes from 110 to 165
     start, stop = global_range
     return ...
@@ -282,9 +282,9 @@ lesson.draw_buckets(costs)
 
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
-# the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24; with the
-# largest limit, no rank more than 9. In one huge bucket, though, no rank could begin until all of
-# it had arrived.
+# the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24. With the
+# largest limit, no rank orthogonalizes more than 9. In one huge bucket, though, no rank could begin until all of it
+# had arrived.
 #
 # ## One list in place of many buckets
 #

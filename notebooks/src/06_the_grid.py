@@ -116,8 +116,8 @@ grouping.check(groups)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The loops look as if they were exchanged: dp groups are columns, so there is one for each place along tp, and the
-# other way round.
+# The loops look as if they were exchanged: dp groups are columns, so there is one for each place along tp. Likewise
+# there is one tp group for each place along dp.
 #
 # ```python
 # def groups(dp, tp):
@@ -300,8 +300,9 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 #
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that: a rank's first call of `new_group` counts as the same group as
-# everybody's first. So a rank with another order waits for ranks that never come. Which call is the first to differ?
+# Even *making* groups can go wrong like that: PyTorch takes a rank's first call of `new_group` and every other rank's
+# first call for the same group. So a rank with another order waits for ranks that never come. Which call is the first
+# to differ?
 #
 # *Easy · 4 minutes · required*
 

@@ -101,8 +101,8 @@ guess.check(largest, noise_too)
 # <details><summary>Solution</summary>
 #
 # A row of the whole consists of one row from each shard. In a shard, rows have length 1 and stand at right angles.
-# Joined side by side, the rows still stand at right angles, but the square of a row's length is now tp, and so is
-# that of each singular value. Nothing in this depends on the gradient, so noise does the same.
+# Joined side by side, the rows still stand at right angles, but the square of a row's length is now tp, and so the
+# square of each singular value is tp, too. Nothing in this depends on the gradient, so noise does the same.
 #
 # ```python
 # largest = round(tp**0.5, 2)
@@ -128,7 +128,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # %% [markdown]
 # All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
 # flat spectrum proves nothing. Compare with UVᵀ itself, by two numbers: the **cosine** is 1 if two matrices point the
-# same way, and 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
+# same way, and 0 at right angles. The **distance** is the size of the two matrices' difference, divided by the size of
+# UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -268,7 +269,7 @@ def as_one_and_apart(times):
 torch.manual_seed(seed)
 one, apart = as_one_and_apart(times=1)
 louder, due = as_one_and_apart(times=5)
-print(f"distance between one and apart, in sizes of one: {(one - apart).norm() / one.norm():.2f}")
+print(f"distance between one and apart, divided by the size of one: {(one - apart).norm() / one.norm():.2f}")
 size, times = apart.norm() / one.norm(), due[688:].norm() / louder[688:].norm()
 compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2), "smaller": round(times.item())})
 
@@ -441,8 +442,9 @@ surviving.check(surviving_update)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. All that it lacks is GGᵀ,
-# which is small, and a sum over ranks. (It is symmetric, so if you send only one triangle, you are below par.)
+# With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. All that it lacks is GGᵀ.
+# This matrix is small, and it is a sum over ranks. (It is symmetric, so if you send only one triangle, you are below
+# par.)
 #
 # ```python
 # def surviving_update(shard, group):
@@ -474,7 +476,7 @@ surviving.check(surviving_update)
 
 # %% tags=["stub"]
 answers = {
-    "cosine": ...,  # of the shards' update, cut by columns, to UVᵀ?
+    "cosine": ...,  # if tp cuts by columns, what is the cosine between the shards' update and UVᵀ?
     "factor": ...,  # how many times too small is 0.2·sqrt(max(m, n)) on such a shard?
     "sent": ...,  # how many entries does a rank send in the gather, on a ring?
 }

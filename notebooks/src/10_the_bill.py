@@ -28,7 +28,8 @@ lesson.hero()
 #
 # *You need* lesson 05 (buckets and slices) and lesson 09 (the seven phases).
 #
-# *The 70 GB* are those of `zero1`, by `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8`.
+# *The 70 GB* are what a rank sends with `zero1`, according to
+# `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8`.
 #
 # - *Previous:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
@@ -155,8 +156,8 @@ by_hand.check(bill)
 #
 # </details>
 #
-# Some strategies expect averaged gradients, so their bars include the all_reduce that averages them. (`boundary`, a way
-# of `zero1`, comes in the next section.)
+# Some strategies expect averaged gradients, so their bars include the all_reduce that averages them.
+# (`zero1, boundary` is explained in the next section.)
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -164,7 +165,7 @@ lesson.draw_small_bills(dp, tp)
 # %% [markdown]
 # Without tp, `zero1` adds only the dp gather to the bill of AdamW with ZeRO-1, so it sends (4 + 2 + 4) / (4 + 4) = 1.25
 # times as much (Liu et al., 2025). An optimizer's *state* is what it remembers from step to step: two moments an
-# entry for AdamW, one for Muon. ZeRO-1 divides either by dp.
+# entry for AdamW, one for Muon. ZeRO-1 divides the state of both optimizers by dp.
 #
 # ## Fetch only what straddles
 #

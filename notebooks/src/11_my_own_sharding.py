@@ -71,9 +71,9 @@ def muon_step(params, momenta, owners, config, lr):
         param -= lr * config.redistribute_fn(update, owners[index], state)
 
 # %% [markdown]
-# `assign_fn` has named the `owners`. `gather_fn` collects the rows of Newton–Schulz's input, `X[I_dp, J]`, whole on
-# the owner alone, the rank at place k of dp: `X[I, J]@dp=k`. `redistribute_fn` sends each rank its part of the update.
-# All ranks must call both.
+# `assign_fn` has named the `owners`. `gather_fn` collects the rows of Newton–Schulz's input, `X[I_dp, J]`. Only the
+# owner, the rank at place k of dp, gets the whole matrix: `X[I, J]@dp=k`. `redistribute_fn` sends each rank its part
+# of the update. All ranks must call both.
 #
 # Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
 # cuts rows, as `torch.chunk` does. Let the *last* rank own this matrix:
@@ -177,7 +177,7 @@ def splits(owner, state):
     return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
-    return ...  # on dst_rank the whole matrix, in bfloat16 as it came; elsewhere None
+    return ...  # the whole matrix if this rank is dst_rank, in bfloat16 as it came; None on other ranks
 
 # %%
 gathered.check(gather)
@@ -221,7 +221,7 @@ gathered.check(gather)
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):
-    return ...  # this rank's rows of the update; update is None off src_rank
+    return ...  # this rank's rows of the update; only src_rank has the update, others get None
 
 # %%
 given_back.check(redistribute)
@@ -341,8 +341,8 @@ shards.check(sent)
 # <details><summary>Solution</summary>
 #
 # A reduce_scatter or an all_gather sends all shares but one, `(ranks - 1) / ranks` of the entries. ZeRO-1 needs one of
-# each, and ZeRO-3 gathers once more. In exchange, it divides the memory of weights and gradients by `ranks`, too. (Muon
-# also gathers its `x`, in either.)
+# each, and ZeRO-3 gathers once more. In exchange, it divides the memory of weights and gradients by `ranks`, too.
+# (With Muon, ZeRO-1 and ZeRO-3 both gather its `x` as well.)
 #
 # ```python
 # def sent(entries, ranks, item):

@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Seventy-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
-# loop that hides communication behind work, find the wait that it lacks, order the work of a pipeline, and trade a
-# stage's memory for work.
+# loop that hides communication behind work, find a wait that is missing in another loop, order the work of a pipeline,
+# and trade a stage's memory for work.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
@@ -317,9 +317,9 @@ in_turn.check(one_f_one_b)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A micro-batch has `stages - stage` stages left, counting this stage. To go through them and back takes as long as
-# F and B of `stages - stage` micro-batches here, so this many keep the stage busy. If you begin with fewer forwards,
-# the stage waits; if you begin with more, it keeps more, and is no faster.
+# A micro-batch has `stages - stage` stages left, counting this stage. Its way through them and back takes as long as
+# this stage needs for F and B of `stages - stage` micro-batches, so this many keep the stage busy. If you begin with
+# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster.
 #
 # ```python
 # def one_f_one_b(stage, stages, micro):
@@ -394,17 +394,17 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 # Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
 # `test_pipeline.py`. Write `pipeline.py` beside it, with `dist.send` and `dist.recv` alone (write `dist.` before
 # each), until `python test_pipeline.py` is green. `step(stage, batches, rank, ranks)` sends each micro-batch, a
-# float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks get a list of as
-# many `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go back: when a
-# stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all micro-batches
-# add up.
+# float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks get an equally
+# long list of `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go back:
+# when a stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all
+# micro-batches add up.
 #
 # </details>
 #
 # <details><summary>A hint for the build: where a gradient comes from</summary>
 #
-# What has been received has no graph, so `requires_grad_()` makes it a leaf, and after backward its `.grad` is what
-# the stage before is waiting for. Keep each pair of input and output until its gradient comes.
+# What has been received has no graph, so `requires_grad_()` makes it a leaf, and after backward its `.grad` is the
+# gradient that the previous stage is waiting for. Keep each pair of input and output until its gradient comes.
 #
 # </details>
 #
@@ -502,7 +502,8 @@ print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
 # In the first row and the last, your time is a fifth too short. `makespan` gives each rank a core and a link of its
-# own, but in the first row all ranks share two cores, and in the last one link. The timed world counts what they share.
+# own, but in the first row all ranks share two cores, and in the last row they share one link. The timed world counts
+# what they share.
 #
 # <details><summary>How little was left to hide</summary>
 #

@@ -52,7 +52,7 @@ from ..worlds.requests import PARTS, ROOT, Ask
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
-    """For each matrix that tp cuts and this rank orthogonalizes: the elements on a tensor-parallel rank."""
+    """For each matrix that tp cuts and this rank orthogonalizes: how many elements each tp rank holds."""
     worked = [entry for bucket in plan.buckets for entry in bucket.entries if bucket.works_on(entry, at)]
     return [entry.size for entry in worked if entry.route.hops]
 
@@ -228,7 +228,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     _, ranks = planned(EVEN_CASE, STRATEGIES["replicated"], Grid.of(dp=4))
     flags = 9 * 8  # the halves of two 32-bit hashes, their squares, and a maximum
-    sent = 4 * flags  # to each rank of four
+    sent = 4 * flags  # to each of the four ranks
     for rows in ranks:
         assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": sent}
 

@@ -55,7 +55,8 @@ def test_the_states_of_a_step(strategy: str | None) -> None:
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
 def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
-    """All ranks have the same gradients, so each rank's assumptions about the others are right."""
+    """Without the guard, a rank assumes that the others have gradients of the same parameters; here they
+    have."""
     ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
@@ -273,7 +274,7 @@ def test_one_tensor_lr_is_not_scaled_once_a_group() -> None:
 
 
 def other_lengths(rank: int) -> dict[str, str]:
-    """A rank's error if its tensors are longer or shorter than the other rank's."""
+    """A rank's errors in three cases in which the ranks would exchange tensors of different lengths."""
     mesh = build_mesh({"dp": 2})
     torch.manual_seed(0)
 
@@ -305,7 +306,7 @@ def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
 
 
 def uncut_along_tp(rank: int) -> str:
-    """A pair over dp × tp. A norm's weight drifts apart along tp, where its gradient is not summed."""
+    """A rank's error if a norm's weight differs along tp, because its gradient is not summed there."""
     mesh = build_mesh({"dp": 1, "tp": 2})
     torch.manual_seed(0)
     weight, norm = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))

@@ -125,10 +125,10 @@ KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6
 def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
     """Run a recipe as its host's users would, and return the notes of every rank.
 
-    ``forks`` ranks begin as forks of a process that has imported the packages. The forks have the environment
-    that torchrun would give them. Checkpoints are in ``folder / "saved"``. Gloo's threads may outlive Python
-    and end a process by a signal at its exit (issue 190489 of pytorch/pytorch). A run that ended so is
-    repeated, with a warning.
+    If ``forks`` is not 0, it is the number of ranks, which are forked from a process that has imported the
+    packages. They have the environment that torchrun would give them. Checkpoints are in ``folder /
+    "saved"``. Gloo's threads may outlive Python and end a process by a signal at its exit (issue 190489 of
+    pytorch/pytorch). A run that ended so is repeated, with a warning.
     """
     notes = folder / "notes"
     words = [str(RECIPES / f"{name}.py"), "--save", str(folder / "saved"), *arguments]

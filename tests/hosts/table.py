@@ -49,13 +49,13 @@ Made by `python -m tests.hosts.table`: each recipe of `scripts/recipes` under it
 Gloo processes. {versions}.
 
 *Parameters*: on every rank either `shards` (cut DTensors) or `whole` tensors. (Accelerate shards only on
-GPUs, and on CPUs silently uses DDP; here a hook of the tests makes it shard.) *Lines* end in `# Muon`.
-*Equal to one process*: a parameter's largest distance from a plain loop in one process on the same global
-batches, divided by its move; first for Muon's parameters, then for AdamW's. The numbers in brackets are the
-same distances if the one process sums in another order; the tests allow {margin} times that. *Clip*,
-*accumulate* and *schedule*: what the optimizer saw at every step. *Resume*: parameters, momentum and moments
-after a new start from the host's own checkpoint, against the run that was not interrupted. *bf16*: the model
-is computed in bf16, parameters and state stay in fp32.
+GPUs, and on CPUs silently uses DDP; here a hook of the tests makes it shard.) *Lines*: how many lines of the
+recipe end in `# Muon`. *Equal to one process*: how far the worst parameter is from that of a plain loop in
+one process on the same global batches, divided by how far that loop moved it; first for Muon's parameters,
+then for AdamW's. The numbers in brackets are the same distances if the one process sums in another order; the
+tests allow {margin} times that. *Clip*, *accumulate* and *schedule*: what the optimizer saw at every step.
+*Resume*: parameters, momentum and moments after a new start from the host's own checkpoint, against the run
+that was not interrupted. *bf16*: the model is computed in bf16, parameters and state stay in fp32.
 
 """
 

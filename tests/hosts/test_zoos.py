@@ -165,7 +165,7 @@ SEPARATE = {
     "nanochat": {"c_q": 32, "c_k": 16, "c_v": 16, "c_proj": 32, "c_fc": 128},
     "torchtitan": {"wq": 32, "wk": 16, "wv": 16, "wo": 32, "w1": 64, "w3": 64, "w2": 32},
 }
-"""Outputs of weights that hold one matrix each."""
+"""The number of outputs of each weight. Each weight holds a single matrix."""
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parts.md"
 LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}

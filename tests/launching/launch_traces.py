@@ -51,7 +51,8 @@ def free_port() -> int:
 
 
 def heed_interrupts() -> None:
-    """Make a child react to SIGINT and SIGHUP: background jobs of a shell ignore one, ``nohup`` the other."""
+    """Make a child react to SIGINT, which a shell's background jobs ignore, and to SIGHUP, which is ignored
+    under ``nohup``."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

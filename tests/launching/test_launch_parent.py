@@ -76,7 +76,8 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script whose launch hangs, and its descendants' ids. Of forked ranks, one stops by SIGSTOP."""
+    """Yield a script whose launch hangs, and its descendants' ids. If ranks are forked, one stops itself by
+    SIGSTOP."""
     method = getattr(request, "param", "fork")
     script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)

@@ -174,7 +174,7 @@ def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         (lambda pieces, rank, ranks: torch.cat(pieces), "returned a tensor of shape"),
         (lambda pieces, rank, ranks: pieces[rank], "but the entries of rank 1, 2"),
         (summed(last=-1, start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
-        (summed(mine=lambda r, step: r), "returned no sum of one piece"),
+        (summed(mine=lambda r, step: r), "returned is not a sum of one piece"),
         (summed(start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
         (torchs_sum, "no message was seen"),
         (in_place, "Rank 0 has changed the pieces that it was given"),

@@ -55,7 +55,7 @@ SHAPES = [
     (with_length(lambda n, tp_rank, tp: n // tp), "Together, your pieces hold 6 of 7. Round up."),
     (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
     (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
-    (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
+    (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one piece after another"),
     (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
     (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
 ]
@@ -97,7 +97,7 @@ def nothing(*given: Any) -> Any:
 
 LAYERS = [
     (lesson.both_layers, PASSES),
-    (own_part, "its own part of every sum"),
+    (own_part, "only its own part of every sum"),
     (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
     (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
     (lambda *given: summed(own_part(*given)), "the sum over all ranks"),

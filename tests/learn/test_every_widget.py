@@ -28,9 +28,9 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values, in an order in which few controls move at a time. If there
-    are more than ``most``, each control moves alone, through all its values or as many as ``most`` allows,
-    while the others are at their first values, and then at their last. If ``most`` is ``FEW``, all controls
-    go to their last values together instead."""
+    are more than ``most``, each control moves alone, while the others are at their first values, and again
+    while they are at their last; ``most`` limits how many of its values are tried. If ``most`` is ``FEW``,
+    the second round is a single position, with all controls at their last values."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     sizes = [len(its) for its in values.values()]
     chosen = set(itertools.product(*map(range, sizes))) if math.prod(sizes) <= most else set()
@@ -44,7 +44,8 @@ def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
 
 
 def _spread(size: int, most: int) -> list[int]:
-    """All places or, if there are more than ``most``, that many, spread evenly from the first to the last."""
+    """All places if there are at most ``most``, otherwise ``most`` of them, spread evenly from the first to
+    the last."""
     if size <= most:
         return list(range(size))
     return [round(place * (size - 1) / (most - 1)) for place in range(most)]

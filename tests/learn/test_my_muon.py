@@ -32,7 +32,7 @@ from ..exhaustive import left_out
 
 NAMES = list(blocks.reference()[1])
 OTHERWISE = {"newton_schulz", "gather", "redistribute"}
-"""Answers that use a helper in the lesson's solution, but not in the reference."""
+"""Answers whose solution in the lesson calls a helper, while their text in the reference does not."""
 EXERCISES: dict[str, Callable[[Any], Iterable[Exercise]]] = {
     "02": lambda lesson: lesson.all_exercises(5),
     "03": lambda lesson: (lesson.check_ring(4), lesson.check_reduce_scatter(4)),
@@ -291,7 +291,7 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
         assert {on_ranks.PHASES[phase]: sent for phase, sent in run.record.sent.items() if sent} == {
             name: due for name, due in run.record.expected.items() if due
         }
-    assert "AdamW, the text of 4 × 1" in finale.scorecard(end)
+    assert "AdamW's, on the text of 4 × 1" in finale.scorecard(end)
     assert "loss at the beginning" in finale.scorecard(end)
 
 

@@ -28,9 +28,10 @@ SHORT = "|".join([*matplotlib.colors.BASE_COLORS, r"[\d.]+"])
 COLOUR_WORDS = "c|colou?r|ec|edgecolors?|fc|facecolors?|fill"
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
 COLOUR = re.compile(rf"{HEX.pattern}|'(?:{NAMED})'|\b(?:{COLOUR_WORDS})='(?:{SHORT})'")
-"""Finds colours in unparsed code: in hex, by name, or a letter or grey level as an argument."""
+"""Finds colours in the output of ``ast.unparse``: hex codes, names, and arguments that are a letter or a grey
+level."""
 SATURATED = 0.2
-"""HSV saturation. Fills at least this saturated stand for ranks; paler fills may mean anything."""
+"""HSV saturation. A fill of this saturation or more must stand for a rank; a paler fill may mean anything."""
 
 
 def code_of(text: str) -> ast.Module:

@@ -216,9 +216,9 @@ GATHERED: list[tuple[Callable, str]] = [
         "had returned without making the call. Only the owner gets the matrix, but every rank calls",
     ),
     (uneven, "dist.gather wants equal pieces"),
-    (by_global_rank, "a rank sends itself another number of elements than it takes from itself. Hint: Only"),
+    (by_global_rank, "a rank sends itself more or fewer elements than it takes from itself. Hint: Only"),
     (without_group, "Hint: Does the call name group=state['group']?"),
-    (swapped, "Hint: Only the owner takes, and all ranks send to its place in the group alone"),
+    (swapped, "Hint: Only the owner takes. All ranks send to its place in the group alone"),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [

@@ -85,8 +85,8 @@ def other_length(rank: int) -> str:
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
-    """A rank's errors in three steps. After the second (or, under FSDP2, after the first, since no step there
-    writes the parameter again), one sign is flipped on the last rank."""
+    """A rank's errors in three steps. One sign is flipped on the last rank after the second step, or under
+    FSDP2 after the first, because there later steps do not overwrite the parameter."""
     model = perceptron()
     both, heard = pair_on(model, layout, compare_every=2), []
     for step in range(3):

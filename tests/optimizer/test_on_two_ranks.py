@@ -114,7 +114,7 @@ def reordered(other: str, rank: int) -> None:
 
 
 def states(rank: int) -> tuple[nn.Module, Muon, list[dict]]:
-    """A network after two steps, and the state after each."""
+    """A network after two steps, a new Muon for it, and the old Muon's state after each step."""
     model = network()
     muon = Muon(split_parameters(model).hidden, strategy="zero1", mesh=build_mesh({"dp": 2}))
     kept = []
@@ -128,7 +128,7 @@ def states(rank: int) -> tuple[nn.Module, Muon, list[dict]]:
 
 
 def loaded(steps: tuple[int | None, int | None], rank: int) -> None:
-    """Load the state after the step that ``steps`` names for this rank, or none, and step."""
+    """Load the state saved after step ``steps[rank]``, or nothing if that is None. Then take a step."""
     _, muon, kept = states(rank)
     step = steps[rank]
     if step is not None:
@@ -215,7 +215,7 @@ def results() -> list[dict[str, Result]]:
 
 
 def tensors(results: list[dict[str, Result]], case: Callable) -> list[list[Tensor]]:
-    """Each rank's result, if none was refused."""
+    """Each rank's tensors. Asserts that neither rank raised an error."""
     found = [of_rank[case.__name__] for of_rank in results]
     assert [text for _, text, _ in found] == ["", ""]
     return [held for _, _, held in found]

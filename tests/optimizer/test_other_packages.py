@@ -1,4 +1,4 @@
-"""Momentum loads from other packages and back into them: two more steps equal those without a switch.
+"""Momentum moves from other packages to ours and back: two more steps equal those without the move.
 
 torch's, Keller Jordan's (PyPI ``muon-optimizer``) and DeepSpeed's optimizers make the states themselves, if
 installed. dion's and Megatron-LM's are not on PyPI; a stand-in makes states in their published formats, and
@@ -38,7 +38,7 @@ def train(steps: range, *trained: tuple[dict[str, nn.Parameter], Any]) -> None:
 
 
 class ByFormat(torch.optim.Optimizer):
-    """Muon as in the code of dion (a sum of gradients), Megatron-LM and DeepSpeed (an average)."""
+    """Muon as dion computes it (momentum is a sum of gradients) or Megatron-LM (momentum is an average)."""
 
     def __init__(self, params: Any, key: str, is_sum: bool) -> None:
         super().__init__(params, {**OPTIONS})

@@ -178,7 +178,8 @@ def clip_zero1(rank: int) -> list[str]:
 
 
 def unfreeze_and_clip(rank: int) -> list[str]:
-    """Two models take turns, as in a GAN: one that is frozen in ``zero_grad()`` trains in ``backward()``."""
+    """Two models take turns, as in a GAN: each is frozen during ``zero_grad()``, and unfrozen before its
+    ``backward()``."""
     pairs, heard = [laid_out("zero1") for _ in range(2)], []
     for turn in range(4):
         (model, both), (other, its) = pairs[turn % 2], pairs[1 - turn % 2]

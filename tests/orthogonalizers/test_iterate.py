@@ -48,7 +48,7 @@ def matrix(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # degree 7 is no chain of squares
+SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # its degree, 7, allows no chain of squares
 
 
 @pytest.mark.parametrize("name", SQUARED)
@@ -107,7 +107,7 @@ def one_thread() -> Iterator[None]:
     ids=str,
 )
 def test_a_stack_is_its_members_one_by_one(name: str, shape: tuple[int, int, int]) -> None:
-    """In bf16, a batched product rounds member 35 of 16 × 32 differently from a plain one."""
+    """In bf16, a batched product of 16 × 32 matrices rounds member 35 differently from a plain product."""
     members = [matrix(*shape[1:], seed=seed) * 10 ** (seed % 3) for seed in range(shape[0])]
     alone = [orthogonalize(member, RECIPES[name]) for member in members]
     assert torch.equal(orthogonalize(torch.stack(members), RECIPES[name]), torch.stack(alone))
@@ -238,8 +238,9 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert not recipe.iterates_on_gram(768, 768, share)
     assert recipe.iterates_on_gram(3072, 768, share)
     assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
-    # Half of each symmetric product is computed, and l = 4s. In units of 2s³, a direct step takes 2 for XXᵀ,
-    # ½ for A² and 4 for BX; the Gram form takes 2 for XXᵀ, 17 · ½ for square products, and 4 at the end.
+    # Half of each symmetric product is computed, and the long side is four times the short side s. In units
+    # of 2s³, a direct step takes 2 for XXᵀ, ½ for A² and 4 for BX; the Gram form takes 2 for XXᵀ, 17 · ½ for
+    # square products, and 4 at the end.
     n = 2 * 768**3
     assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)

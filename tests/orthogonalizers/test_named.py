@@ -126,7 +126,7 @@ def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
 )
 def test_minimax_polynomials_are_best(coefficients: tuple[Polynomial, ...], low: float, left: float) -> None:
     # Chebyshev's theorem: the closest polynomial of degree 2m − 1 deviates by the same amount, alternately
-    # above and below, m + 1 times. Undo the safety factor: σ = 1/1.01.
+    # above and below, m + 1 times. ``unsafe`` takes the safety factor 1.01 out of the coefficients.
     high = 1.0
     for polynomial in unsafe(coefficients):
         x = torch.linspace(low, high, 200_001, dtype=torch.float64)

@@ -42,7 +42,7 @@ class Case:
 
 @st.composite
 def hand_cuts(draw: st.DrawFn, length: int, parts: int) -> tuple[int, ...]:
-    """Lengths of a cut made by hand, some of them 0."""
+    """Lengths of a cut made by hand; some may be 0."""
     marks = draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1))
     return tuple(high - low for low, high in itertools.pairwise([0, *sorted(marks), length]))
 

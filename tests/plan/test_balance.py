@@ -2,8 +2,8 @@
 
 A position's work is its operations in one iteration. With whole matrices on p positions, the busiest position
 has at least the fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a
-position, so the busiest has at least the work of the two cheapest of these. Three of the 2p + 1 costliest
-also share one, so it has at least the three cheapest of these, and so on.
+position, so the busiest has at least the work of the two cheapest of these. Likewise, three of the 2p + 1
+costliest share a position, so the busiest has at least the work of the three cheapest of these, and so on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..exhaustive import left_out
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 MEET = "several of the costliest must share a position in any assignment"
-FEW = "three or four matrices a position: longest first, which promises 4/3, is 11 % above the bound"
-ONE_FITS = "as FEW; and a round of the default limit holds one matrix, or small ones of as many bytes"
+FEW = "with three or four matrices per position, longest first (at most 4/3 of the best) is 11 % above"
+ONE_FITS = "as FEW; and by default a round holds one large matrix, or small ones with as many bytes"
 USUAL = ("llama-3.1-8b", 1), ("mixtral-8x7b", 8), ("qwen2.5-7b", 1), ("qwen3-0.6b", 1)
 EXCEPTIONS = {
     ("qwen3-0.6b", 64, "owner"): (1.12, FEW),
@@ -33,7 +33,8 @@ EXCEPTIONS = {
     ("qwen3-8b", 64, "owner"): (1.11, FEW),
     ("qwen3-8b", 64, "layerwise"): (1.11, FEW),
 }
-"""For each model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
+"""For each model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` has no row,
+because ``least_work`` computes it."""
 
 
 def worked(plan: Plan) -> tuple[int, int]:

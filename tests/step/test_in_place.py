@@ -70,7 +70,7 @@ def test_a_clipped_step_of_gram_is_the_step_of_the_clipped_gradients() -> None:
     given.give([None if grad is None else grad * scale for grad in gradients])
     given.step()
     for ranks in (clipped, given):
-        ranks.give(gradients)  # Newton–Schulz undoes a factor; a momentum of two gradients keeps it
+        ranks.give(gradients)  # Newton–Schulz ignores scale, so only a second step shows the clipping
         ranks.step()
     assert_alike(clipped.params, given.params)
 

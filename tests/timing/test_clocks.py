@@ -118,7 +118,8 @@ SHORT = {"exchanged at once": [(120, 120)] * 110, "some at once": [(300, 100)] *
 def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
     name: str, shapes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each slice cuts the shapes at other places; most ranks' walks follow from three ranks' walks."""
+    """Each rank's slice cuts the shapes at different places, but most walks can be derived from three ranks'
+    walks."""
     sizes, its = {"dp": 53, "tp": 2}, []
     if shapes in SHORT:
         sizes = {"dp": 53}
@@ -216,7 +217,8 @@ LIMITS = {"one matrix": 1, "many": 400_000_000}
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(("model", "grid"), [*SMALL, *(left_out(*case) for case in LARGER)])
 def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, limit: str) -> None:
-    """A plan's time is within 2 % of the time of all walks, for each strategy, dense matrices and experts."""
+    """With each strategy, for dense matrices and for experts, the estimate is within 2 % of walking all
+    ranks."""
     sizes = read_sizes(grid)
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():

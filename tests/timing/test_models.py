@@ -149,7 +149,7 @@ BUILT: dict[str, tuple[dict[str, Any], dict[tuple[int, int], int]]] = {
         {**LATENT, **SPARSE},
         {(20, 32): 3, (48, 20): 3, (12, 32): 3, (4, 32): 3, (32, 12): 3, (24, 12): 3}  # latent, except o
         | {(16, 20): 3, (8, 32): 3, (2, 32): 3}  # the indexer
-        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP; two shared experts, together as large
+        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP; two shared experts, stored as one
         | {(24, 32): 2 * 2 * 6, (32, 24): 3 + 2 * 6},  # six experts in two layers; o has the shape of down
     ),
     "gpt_neox": (SMALL, MHA),

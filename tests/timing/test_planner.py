@@ -61,7 +61,8 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 
 
 def test_a_receiver_is_busy_too() -> None:
-    """Two slices of different lengths are, in turn, reduced to one rank and broadcast from that rank."""
+    """Two slices of different lengths come one after the other; each is reduced to its owner, and broadcast
+    from there."""
     grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
     slow = replace(H100, inside=Link(1e6, 0.0))
     found = estimate("layerwise", layerwise, given, grid, slow, round_bytes=10**9)
@@ -163,12 +164,13 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
     assert not any(line.startswith("zero1") for line in say(planned("gpt2", "dp=2,pp=4", round_bytes=10**9)))
     few = planned("gpt2", "dp=24,pp=4", round_bytes=500_000_000)
     assert any("the least possible" in line for line in say(few))
-    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices of 8 owners
+    many = planned("gpt2", "dp=8,pp=4", round_bytes=5_000_000)  # 36 matrices for 8 owners
     assert not any("the least possible" in line for line in say(many))
 
 
 def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
-    """If a model has two parts, one owner may get two matrices, so one matrix is not the floor."""
+    """If a model has two parts, one owner may get a matrix of each, so the least possible work is two
+    matrices, not one."""
     few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
     assert any("the least possible" in line for line in say(few))
     whole = next(one for one in few.estimates if one.strategy == "layerwise")
@@ -379,7 +381,8 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     ahead, behind = sorted((crossing, within), key=lambda one: one.seconds)
 
     def slower(factor: float) -> float:
-        """The winner's time as if it sent many more bytes, and so fell behind on slow links."""
+        """The winner's time if it sent many more bytes, so that on slow links the other strategy is
+        faster."""
         return ahead.seconds + (behind.seconds - ahead.seconds) * 4 * (1 / factor - 1)
 
     bound = replace(ahead, at_factor=(slower,))

@@ -127,7 +127,8 @@ WAKING = replace(SHARED, algorithm="gloo", inside=Link(1e12, 0.0), message=0.25)
 BUS = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
 SAVING = replace(BUS, inside=replace(BUS.inside, burst=500.0))
 FAR = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
-# All_reduces of two ranks have four messages each under Gloo; 1,000 bytes of each rank travel for a second.
+# In Gloo's all_reduce, each of two ranks sends four messages. The 1,000 bytes that a rank sends take a
+# second.
 SECONDS: dict[str, tuple[Program, Machine, dict[str, int], float]] = {
     "asked for before computing": (in_turn, TOY, {}, 1 + 2),
     "started before computing": (overlapped, TOY, {}, 2),

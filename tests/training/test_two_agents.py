@@ -31,7 +31,7 @@ pytestmark = [
 
 @dataclass(slots=True)
 class Agents:
-    """Agents with as many ranks each, started in a folder. The first agent has the store where they meet."""
+    """Agents in one folder, each with ``ranks`` ranks. The first agent hosts the store where they meet."""
 
     folder: Path
     port: int
@@ -89,7 +89,7 @@ def test_a_job_that_loses_a_rank_ends_with_the_undisturbed_bits(
     assert final_bits(run, 12) == final_bits(whole, 12)
 
 
-@pytest.mark.exhaustive  # above, both agents restart; in ``test_preempted``, ranks save when their agent ends
+@pytest.mark.exhaustive  # above, all ranks restart; in ``test_preempted``, ranks save when their agent ends
 def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents, tmp_path: Path) -> None:
     options = ("--steps", "1000000", "--out", "run")
     first = agents.start(0, "1:2", *options)

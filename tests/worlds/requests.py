@@ -48,7 +48,7 @@ class Ask:
         return sum(self.splits[position][:to]) if self.starts is None else self.starts[position][to]
 
     def request(self, position: int) -> Collective:
-        """The request of the rank at ``position`` of three over dp."""
+        """The request of the rank at ``position``, one of three along dp."""
         at_root, parts, size = position == ROOT, PARTS, self.size
         sends, receives = self.splits[position], tuple(row[position] for row in self.splits)
         sent, receive = {

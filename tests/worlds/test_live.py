@@ -134,7 +134,7 @@ def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
 
 
 def test_exchanges_leave_a_users_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with torch's checks, exchanges are no messages
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # with DETAIL, an exchange is one all_to_all_single
     first, second = launch(messages_of_ones_own, 2)
     assert first == (-1.0, [11.0] * 3, [21.0] * 3)
     assert second == (-1.0, [10.0] * 3, [20.0] * 3)

@@ -66,7 +66,7 @@ def say_whose(build: str) -> str:
 
 
 def on_green() -> None:
-    """``run`` calls it after each green stage; a grader puts its own count here."""
+    """Called by ``run`` after each green stage. ``scripts/grade.py`` replaces it, to count the stages."""
 
 
 def run(*stages: Callable[[int, int], Any], ranks: Sequence[int] = (2, 3), uses: Sequence[str] = ()) -> None:
@@ -100,7 +100,9 @@ def messages(work: Callable[[], object]) -> list[tuple[int | None, int]]:
     unseen = {id(getattr(dist, name)) for name in ("send", "isend", *collectives)}
     for build in NAMES.keys() & sys.modules.keys():
         for name, value in vars(sys.modules[build]).items():
-            assert id(value) not in unseen, f"{build}.py: {name} is not seen, so write dist.{value.__name__}"
+            assert id(value) not in unseen, (
+                f"{build}.py hides {name} from the test, so write dist.{value.__name__}"
+            )
     with watching(see, "send", "isend"), watching(refuse, *collectives):
         work()
     return sent

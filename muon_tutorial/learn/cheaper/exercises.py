@@ -110,7 +110,7 @@ def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
     hints = (
         "travel(x, route, at, label) carries x along a route. Write: x = yield from travel(…).",
-        "Gradients travel along bucket.gradient, to slices of their sum; weights along bucket.parameter.",
+        "Gradients travel along bucket.gradient, which sums and cuts them; weights along bucket.parameter.",
     )
     praise = "Every rank has all weights, to the bit, and sends not a byte more than AdamW has to."
     return Exercise(judge, hints, praise)
@@ -129,7 +129,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not all(map(torch.equal, came, due)):
         if all(map(torch.equal, came, step_in_one_process(_undivided, dp, tp, seed)[0])):
-            said = "AdamW got the sum of all gradients, not their mean. Only eps makes that a different step."
+            said = "AdamW got the sum of all gradients, not their mean. In a first step, only eps tells."
             return Diagnosis(said, ("bucket.summands says how many gradients were summed.",))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
@@ -184,7 +184,7 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
             *one_collective(400, 2000),
             event(GATHER, "kernel", 600, 300),
         ],
-        ("Sort kernels by .begin. A kernel that ends early must not move back how far you have counted.",),
+        ("Sort kernels by .begin. A kernel that ends early must not lower the latest end so far.",),
     ),
     ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
 )
@@ -265,7 +265,7 @@ def waits_exercise() -> Exercise:
                     return Diagnosis(said, (hint,))
         return None
 
-    return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: it takes all clocks.")
+    return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: use all ranks' times.")
 
 
 def more_steps(adamw: float, muon: float) -> float:
@@ -278,7 +278,7 @@ def steps_exercise() -> Exercise:
     slips = (
         ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
         ("That is only the excess: 0.5 more means 1.5 times as many.", lambda adamw, muon: muon / adamw - 1),
-        ("Those are seconds. How many times as many steps fit?", lambda adamw, muon: muon - adamw),
+        ("Those are seconds. What is asked is a ratio of steps.", lambda adamw, muon: muon - adamw),
     )
     say, praise = "{} s with AdamW and {} s with Muon", "If AdamW needs more steps than that, Muon is ahead."
     return written(more_steps, [(2, 3), (0.5, 0.4), (1, 1)], *slips, say=say, praise=praise)

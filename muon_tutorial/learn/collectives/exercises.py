@@ -54,7 +54,8 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 
 def guess_stuck() -> Exercise:
-    """The prediction: in how many settings of who sends first a rank waits for ever."""
+    """The prediction: each rank sends or receives first; in how many of these settings does a rank wait for
+    ever?"""
     rest = "As soon as one sends to a neighbour that receives, the rest can follow."
     other = "In one, all ranks send first. What else can all do at the same time?"
     praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."
@@ -83,7 +84,8 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks; par is the bytes of an all_reduce made with it."""
+    """The hard exercise: a reduce_scatter on real ranks; par counts the bytes of an all_reduce that uses
+    it."""
     play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
@@ -109,7 +111,7 @@ def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
         content = messages.content_of(mine, run.ranks)
         if content is None:
             mixed = "pieces are mixed, or some rank's entries are in it twice."
-            yield f"Rank {rank} returned no sum of one piece: {mixed}"
+            yield f"What rank {rank} returned is not a sum of one piece: {mixed}"
         elif content.piece != rank:
             yield f"Rank {rank} returned piece {content.piece} of the sum. Its own is piece {rank}."
         elif run.reports[rank].changed:
@@ -161,7 +163,7 @@ def _judge_returned(run: CollectiveRun) -> Iterator[Found]:
         seen: dict[int, int] = {}
         for place, piece in enumerate(report.returned):
             if (twin := seen.setdefault(id(piece), place)) != place:
-                what = f"Rank {rank} returned one tensor at places {twin} and {place}"
+                what = f"Rank {rank} returned the same tensor at places {twin} and {place}"
                 yield f"{what}: what came last has overwritten the rest. Receive into a new one each round."
 
 

@@ -95,7 +95,8 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message whose sender had received ``round`` - 1 others; ``stop`` is None if it never arrived."""
+    """A message whose sender had received ``round`` - 1 messages before; ``stop`` is None if it never
+    arrived."""
 
     round: int
     sender: int

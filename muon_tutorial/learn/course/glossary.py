@@ -38,7 +38,7 @@ SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meani
 _PAGE = """\
 # Glossary and notation
 
-The words and symbols that all lessons share. Each word names the lesson that introduces it in bold. In
+The words and symbols that all lessons share. Beside each word is the lesson that introduces it in bold. In
 a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("rank")`.
 
 ## Words
@@ -70,7 +70,7 @@ class GlossaryEntries:
 def look_up(word: str = "") -> GlossaryEntries:
     """The entry of a word or symbol; without an argument, all entries.
 
-    Raises UsageError if there is no such entry, with entries of a similar spelling.
+    Raises UsageError if there is no such entry. The message names words of similar spelling, if any.
 
     >>> look_up("ring")
     ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.

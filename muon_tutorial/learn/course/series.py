@@ -96,8 +96,8 @@ PATHS = (
     CoursePath(
         "A day",
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
-        "With the required exercises, you write the whole optimizer, with the bits of torch's Muon, and"
-        " learn its costs.",
+        "With the required exercises, you write the whole optimizer, which gives the bits of torch's"
+        " Muon, and learn its costs.",
     ),
     CoursePath(
         "From a blank file",
@@ -173,7 +173,7 @@ def read_on(of: Lesson) -> str:
 
 
 def _keep(of: Lesson) -> str:
-    """What happens to the reader's file in Colab. It begins in lesson 02."""
+    """What happens to the reader's file in Colab. The file begins in lesson 02."""
     keep = " Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
     return keep if of.number >= "02" else ""
 

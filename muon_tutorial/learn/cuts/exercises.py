@@ -95,7 +95,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutK
     if sum(held) != length:
         fault = "Round up" if sum(held) < length else "A rank cannot hold more than is left"
         return f"Together, your pieces hold {sum(held)} of {length}. {fault}."
-    return f"Your pieces hold everything, but in runs of {held}; torch.chunk fills one after another."
+    return f"Your pieces hold everything, but in runs of {held}; torch.chunk fills one piece after another."
 
 
 def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
@@ -126,7 +126,7 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
     up, down = on_ranks.cut(given.up, "column", rank % tp, tp), on_ranks.cut(given.down, "row", rank % tp, tp)
     plain = x @ given.up.T @ given.down.T
     everybody = torch.stack([given.alone(dp_rank) for dp_rank in range(len(given.batches))]).sum(0)
-    own = "this is its own part of every sum. The parts of its tp group are missing."
+    own = "this is only its own part of every sum. The parts of the other ranks in its tp group are missing."
     late = "the relu comes after the sum. It belongs on the hidden features."
     all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
     return why(

@@ -25,10 +25,10 @@ from .loops import COLUMNS, Loop, RealMatrices, first_wrong, guarded
 
 ROWS = 64
 SIZES = (16, 32, 64, 128, 256)
-"""Rows of a rank from which ``run_on_slow_links`` chooses."""
+"""The numbers of rows per rank from which ``run_on_slow_links`` chooses."""
 WARM_UPS = 4
 SLOWER = 2
-"""How many times as long as the work on a matrix a slow link takes for its gather."""
+"""The time of a gather on a slow link, divided by the time of the work on a matrix."""
 LONG_ENOUGH = 0.02
 """The seconds that work on a matrix should take, so that it outweighs what a request costs."""
 

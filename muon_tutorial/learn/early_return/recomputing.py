@@ -24,8 +24,8 @@ Backward = Callable[[nn.Module, Any, Tensor], Tensor | None]
 """``backward(stage, kept, gradient)``: the gradient of the stage's input."""
 WIDTH, ROWS, STAGES, MICRO = 32, 256, 4, 6
 SLACK = 4 * ROWS * WIDTH + 8192
-"""Bytes that F may keep besides its input: its output, too, and the state of random numbers."""
-_RESTORED = "When B is done, put the state back that it found: the next forward goes on from there."
+"""Bytes that F may keep besides its input: enough for its output and the state of random numbers."""
+_RESTORED = "When B is done, restore the random state that B found: the next forward goes on from there."
 
 
 def keep_all(stage: nn.Module, x: Tensor) -> tuple[Tensor, Any]:

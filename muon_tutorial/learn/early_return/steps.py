@@ -86,7 +86,8 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
 
 
 def say_gains(recording: Recording, with_window_3: Callable[[float, float, int], float]) -> str:
-    """A table: rank 0's times and the step's with a window of 1; with 3, the step's and two predictions."""
+    """A table. Window 1: rank 0's work and waits, and the step. Window 3: the step and two predictions of
+    it."""
     expected = predict_recorded(recording)
     lines = [f"{'window':<18}{1:>7}{1:>7}{1:>8}{3:>8}{3:>8}{3:>14}"]
     lines += [

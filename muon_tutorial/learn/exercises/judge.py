@@ -238,7 +238,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
 def guesses(*asked: Any, within: float = 0.0, **more: Any) -> Exercise:
     """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong.
 
-    After these may stand usual mistakes: pairs of a wrong value and what to say about it. ``more`` are other
+    Usual mistakes may follow, each as a pair: a wrong value, and what to say about it. ``more`` are other
     fields of the exercise.
 
     >>> legs = guesses(("legs", 6, "Count them.", (8, "A spider has as many.")), praise="A bee has six.")

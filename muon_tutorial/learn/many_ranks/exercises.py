@@ -1,5 +1,5 @@
-"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, a quiz, and how
-many ranks hide their gradients."""
+"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, a quiz, and the
+most ranks with which backward hides the gradients' all_reduce."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def wires_exercise() -> Exercise:
     slips = (
         ("With tp, a rank holds only 1 / tp of the entries.", lambda n, tp, card: 4 * n / (card * 8 / tp)),
         ("How many cards has each ring in a node? 8 / tp of them.", lambda n, tp, card: 4 * n / tp / card),
-        ("All 8 cards carry one ring only with tp=1.", lambda n, tp, card: 4 * n / tp / (8 * card)),
+        ("Only with tp=1 do all 8 cards carry one ring.", lambda n, tp, card: 4 * n / tp / (8 * card)),
         ("In fp32 each entry is 4 bytes.", lambda n, tp, card: n / (8 * card)),
     )
     say, praise = "{} entries, tp={} and {:.3g} bytes a second", "tp cancels: fewer bytes, and fewer cards."
@@ -97,7 +97,8 @@ def quiz() -> Exercise:
 
 
 def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
-    """The exercise's reference: the most ranks along dp whose backward takes as long as the all_reduce.
+    """The exercise's reference: the most ranks along dp with which the all_reduce takes no longer than
+    backward.
 
     With n entries on each of P ranks, backward takes 4·n·tokens / (P·flops) seconds, and the all_reduce
     2·2·n·(P − 1) / (P·bandwidth).
@@ -109,7 +110,7 @@ def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
 
 
 def most_exercise() -> Exercise:
-    """The exercise: up to how many ranks along dp backward hides the all_reduce of bf16 gradients."""
+    """The exercise: the most ranks along dp with which backward hides the all_reduce of bf16 gradients."""
     cases = [(TOKENS, FLOPS, card()), (2**20, 5e14, 1e11), (2**19, 9e14, 5e10), (2**16, 9e14, 1.25e10)]
 
     def times(factor: float) -> Callable[..., int]:

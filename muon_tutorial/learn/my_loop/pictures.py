@@ -91,7 +91,7 @@ def draw_too_early(report: PlainReport) -> Picture:
     said = f"a step moves {report.moved} of the model's parameters, and raises no error"
     write(axes, 14, 188, said, 12, weight="bold", color=WRONG)
     new = f"The model has {report.parameters} new parameters with gradients"
-    alt = f"{new}; the optimizer has as many old ones without. {said[0].upper()}{said[1:]}."
+    alt = f"{new}; the optimizer has as many old ones, without gradients. {said[0].upper()}{said[1:]}."
     return finish(figure, "my_loop-too-early", alt)
 
 

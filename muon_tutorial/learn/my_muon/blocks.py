@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 '''
 _OF_REFERENCE = re.compile(r"^# ── lesson \d\d: (\w+) ──\n.*?\n\n\n", re.MULTILINE | re.DOTALL)
-"""A block of the reference: a function, which needs no mark at its end to be found."""
+"""A block of the reference: it has no end mark, and ends at two blank lines."""
 _MARK = re.compile(r"^# ── (?:lesson (\d\d): |end of )(\w+) ──$", re.MULTILINE)
 
 

@@ -30,7 +30,7 @@ def guess(ranks: int) -> Exercise:
     chunks += f"{bad_rows(ranks)} / {ranks}, rounded up to {rows[0]}."
     owner = "How many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
     quoted = [str(each) for each in got], "None is written without quotes."
-    praise = "A rank that holds nothing can own the matrix, and must call in either case."
+    praise = "A rank that holds nothing can own the matrix. Owner or not, it must call."
     of_rows = "rows", rows, chunks, ([3, *[2] * (ranks - 1)], fair)
     return guesses(of_rows, ("got", got, owner, quoted), praise=praise)
 
@@ -182,8 +182,8 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
-    uneven = "local_shape(shape, 'column', place, ranks) of each: place is in the group, no global rank."
-    splits = "Only the owner takes, and all ranks send to its place in the group alone: ranks.index(owner)."
+    uneven = "Ask local_shape(shape, 'column', place, ranks) for places in the group, not global ranks."
+    splits = "Only the owner takes. All ranks send to its place in the group alone: ranks.index(owner)."
     if note.call == "redistribute":
         splits = "Only the owner sends. Each rank takes what it sent on the way out: exchange the two lists."
     group = "Does the call name group=state['group']? Without it, all ranks of the grid take part."
@@ -320,7 +320,8 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def sent(entries: int, ranks: int, item: int, times: tuple[int, int] = (2, 3)) -> dict[str, int]:
-    """The exercise's reference: bytes that a rank sends in a step, in ``times`` collectives by each ZeRO."""
+    """The exercise's reference: bytes that a rank sends in a step. ``times``: how many collectives ZeRO-1
+    makes, and ZeRO-3."""
     once = (ranks - 1) * entries * item // ranks
     return {"ZeRO-1": times[0] * once, "ZeRO-3": times[1] * once}
 

@@ -35,7 +35,8 @@ Call = Literal["assign", "gather", "redistribute", "step"]
 def shapes_of(ranks: int) -> list[tuple[int, int]]:
     """Matrices that are hard to cut over ``ranks`` ranks: uneven, one row, even, one row too many, one row.
 
-    If owners take turns, one of the single rows belongs to the rank that holds it, and all others are idle.
+    If owners take turns over 2 or 4 ranks, the last matrix goes to the rank that holds its only row. Other
+    ranks are idle then.
     """
     return [(2 * ranks + 1, 6), (1, 8), (4 * ranks, 4), (ranks + 1, 10), (1, 8)]
 
@@ -71,7 +72,8 @@ class TrialNote:
 class RankTrial:
     """One rank's results of the three functions; ``differs`` is the first parameter with wrong bits.
 
-    ``owners`` are those in the rank's ``group``, and ``of_all`` those in a group of all ranks.
+    ``owners`` is what ``assign`` returned for the rank's ``group``, ``of_all`` what it returned for a group
+    of all ranks.
     """
 
     group: tuple[int, ...]
@@ -312,7 +314,7 @@ def in_words(error: str) -> str:
     'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'
     """
     if "inLengthPerRank" in error:
-        return "by its splits, a rank sends itself another number of elements than it takes from itself."
+        return "by its splits, a rank sends itself more or fewer elements than it takes from itself."
     return f"{error}. dist.gather wants equal pieces." if "gather: invalid tensor size" in error else error
 
 

@@ -64,7 +64,8 @@ def decades(axes: Axes) -> None:
 
 
 def plot(axes: Axes, curves: Sequence[Curve]) -> None:
-    """The curves over the numbers of their directions; values too small for the axis lie at its lower end."""
+    """Draw each curve over its directions, numbered from 1. Values too small for the axis lie at its lower
+    end."""
     for curve in curves:
         heights = [max(value, _FLOOR) for value in curve.values]
         places = range(1, len(heights) + 1)

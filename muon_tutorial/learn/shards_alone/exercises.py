@@ -266,7 +266,7 @@ def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
         return None
     said = f"The update is right, but a rank sends {run.sent:,.0f} bytes. The budget is {enough:,.0f}."
     small = "GGᵀ is 64 × 64, much smaller than G."
-    twice = "Twice too many: is it float64, or the whole matrix?"
+    twice = "That is twice the budget: is it float64, or the whole matrix?"
     return Diagnosis(said, (twice if run.sent == 2 * enough else small, *HINTS[:2]))
 
 

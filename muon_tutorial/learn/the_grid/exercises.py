@@ -116,7 +116,7 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         rest = iter(run.wanted)
         if not all(ranks in rest for ranks in report.made):  # the list's order is broken
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
-        # groups that the rank did not make; if stuck, only groups listed before the last one that it made
+        # groups that the rank skipped; a stuck rank has not reached those after the last one that it made
         last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
         left_out = (ranks for ranks in run.wanted[:last] if ranks not in report.made)
         left = next((ranks for ranks in left_out if rank not in ranks), None)

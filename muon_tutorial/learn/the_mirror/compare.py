@@ -51,8 +51,8 @@ class StepDifference:
     def first(self) -> Mark | None:
         """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
-        A rank's own error stops all ranks early, so then only wrong marks count. If nothing was wrong before,
-        this is the mark of the rank that got farthest.
+        A rank's own error stops all ranks early, so then only wrong marks count. If no mark is wrong, this is
+        the first missing mark of the rank that got farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
         # the run ended by an error in a rank's own code, not by requests that do not match

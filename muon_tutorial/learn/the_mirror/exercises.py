@@ -77,7 +77,7 @@ def mirror_exercise(plan: Plan) -> Exercise:
         return first((*extra, *quiet))
 
     hints = (
-        "After which phase can all ranks together no longer restore what they had before it?",
+        "After which phase is something lost that all ranks together cannot restore?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
     back = "On the way back they only drop the rows and columns of others."
@@ -110,7 +110,8 @@ def _refuse_blanks(function: Any) -> None:
 
 
 def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
-    """Judge ``way_back`` on two hops. The second brings the whole to all ranks, or only to one owner."""
+    """Judge ``way_back`` on two hops. The second hop brings the whole matrix to all ranks, or only to one
+    owner."""
     rows, columns, asked = 2 * grid.size("dp"), 3 * grid.size("tp"), list[str]()
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     route = Route(hops, torch.float32)
@@ -191,7 +192,7 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
     return None
 
 
-_TWICE = "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute."
+_TWICE = "Use way_back twice: along entry.route for each matrix, then along bucket.compute for the buffer."
 _NOT_WALKED = " A take, travel or way_back without `yield from` is only a generator: it has sent nothing."
 _STEP_HINTS = {
     1: ("Phase 1 begins with job.gradients(bucket), and travels along bucket.gradient.",),
@@ -201,7 +202,7 @@ _STEP_HINTS = {
     5: (_TWICE,),
     6: (
         "Is phase 6 there: way_back of the flat buffer, along bucket.compute? Before that, does each "
-        "update go back along entry.route (phase 5), and then, flat, into zeros at meta.global_range?",
+        "update go back along entry.route (phase 5), and then, flat, into zeros, at meta.global_range?",
         _TWICE,
     ),
     7: (

@@ -23,7 +23,7 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
 def asks_for(src: Placement, dst: Placement) -> str:
     """The collective that a hop asks for on two ranks; "nothing" if there is none.
 
-    It is found by running the hop, but for a sum to one owner, which is a reduce.
+    It is found by running the hop. Only a sum to one owner is not run: it is known to be a reduce.
     """
     if isinstance(src, Partial) and isinstance(dst, Owned):
         return "reduce"

@@ -342,7 +342,7 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
-    each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them."
+    each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count the directions."
     left_out = float(sum(parameter.numel() for _, parameter in rest))
     return numbers(
         ("sum", float(len(S)), each),

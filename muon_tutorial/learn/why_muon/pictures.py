@@ -57,8 +57,8 @@ def hero() -> Picture:
             centred(axes, right * beyond, up * beyond, f"{label}\n{length:.2g}", 12)
     alt = (
         "All inputs of length 1 form a circle, with a loud and a quiet direction marked. A gradient makes an "
-        f"ellipse of it: {loud} long in the loud direction, {quiet} in the quiet one. Muon's update sends "
-        "the same two directions where the gradient does, and both have length 1: a circle again."
+        f"ellipse of it: {loud} long in the loud direction, {quiet} in the quiet one. Muon's update turns "
+        "the two directions as the gradient does, but gives both the length 1: a circle again."
     )
     return finish(figure, "why_muon-hero", alt)
 
@@ -166,7 +166,7 @@ def say_race(race: Race, moment: int) -> str:
     first, second, third = race.ranking()
     caught = ", ".join(str(race.caught_at(seed)) for seed in SEEDS)
     return (
-        f"{text} {first} is the first at the end, before {second} and {third}. It reaches {second}'s "
+        f"{text} {first} has the lowest loss at the end, before {second} and {third}. It reaches {second}'s "
         f"last loss at step {race.caught_at()} (with {len(SEEDS)} seeds: {caught})."
     )
 

@@ -182,8 +182,9 @@ def play(
 ) -> Shell | Picture:
     """A film of ``draw(moment=first … last, …)`` under its controls; without a kernel, only ``still``.
 
-    ``draw`` is called once per combination of values. ``label`` names its keyword for the moment.
-    ``interval``, milliseconds per picture, must be longer than drawing takes, which should be at most 100.
+    ``draw`` is called once per combination of values. ``label`` is the name of the keyword argument that
+    tells ``draw`` the moment. ``interval``, milliseconds per picture, must be longer than drawing takes,
+    which should be at most 100.
     """
     # the film comes first, because a page with room for few pictures keeps only the first control
     others = {name: control for name, control in controls.items() if name != label}

@@ -117,7 +117,7 @@ def range_exercise() -> Exercise:
         ("A range ends before its stop: you leave out the last number.", inclusive),
     )
     hints = (
-        "Slice number place begins at place * length in the bucket, and ends length later.",
+        "Slice number `place` begins at place * length in the bucket, and ends at (place + 1) * length.",
         "Two intervals share what lies between the larger of their starts and the smaller of their ends.",
     )
     praise = "The same as plan.dist_meta, on every grid that was tried."

@@ -236,7 +236,7 @@ def draw_cuts(dp: int, tp: int) -> Picture:
 
 
 def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
-    """What a step costs by bucket size; matrices are the busiest rank's, and time the slowest rank's."""
+    """What a step costs by bucket size; matrices are counted on the busiest rank, and time on the slowest."""
     mine = costs[0]
     slowest = [max(each.seconds for each in one_size) * 1e3 for one_size in zip(*costs, strict=True)]
     worked = [max(each.worked for each in one_size) for one_size in zip(*costs, strict=True)]

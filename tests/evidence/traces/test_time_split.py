@@ -91,7 +91,7 @@ SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
         (replace(EARLY, compute=((0, 20 * MS),)), LATE),
         {"compute": 20 * MS, "overlapped": 10 * MS, "waiting": 10 * MS},
     ),
-    "time blocked in an operator is not told apart": (
+    "blocked time of a rank without flights stays unsplit": (
         (RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),)),),
         {"compute": 4, "unsplit": 3, "neither": 3},
     ),

@@ -55,7 +55,7 @@ def test_only_what_the_reports_own_traces_contradict_has_another_sign(
 
 
 def test_every_sign_could_have_been_another() -> None:
-    # No figure here is negative, so a claimed direction must hold for only one of 0 and 1e9.
+    # No figure here is negative, so a direction that held for both 0 and 1e9 could never be wrong.
     signed = [claim for claim in read_claims() if claim.above is not None or claim.below is not None]
     assert signed
     for claim in signed:

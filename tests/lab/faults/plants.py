@@ -36,7 +36,7 @@ def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def an_abort(rank: int, case: Case, folder: str) -> None:
-    """A rank other than the guilty one is ended by SIGABRT."""
+    """SIGABRT ends every rank except the guilty one."""
     if rank != case.rank:
         os.abort()
     time.sleep(30)
