@@ -13,7 +13,7 @@ if __name__ == "__main__":
     )
 
     begin_command()
-    gc.disable()  # saves a third of the time to import torch, which makes no garbage
+    gc.disable()  # importing torch makes no garbage, so this saves a third of its time
     from muon_tutorial.cli import main
 
     ignore_interrupts_at_exit()

@@ -64,7 +64,7 @@ class TraceError(UsageError):
 class CheckpointError(UsageError):
     """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks.
 
-    ``rank`` is the rank that failed, if another rank raises the error.
+    If the error only reports that another rank failed, ``rank`` is that rank.
     """
 
     def __init__(self, report: str, rank: int | None = None) -> None:

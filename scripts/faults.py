@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         for name, many in totals(outcomes).items():
             print(f"{name:>18} {many or '–'}")
         share = 100 * share_named(outcomes)
-        print(f"the rank at fault was named in {share:.1f} % of refusals; {seconds:.0f} s")
+        print(
+        print(f"{share:.1f} % of runs that one rank's fault ended name it; {seconds:.0f} s")
+        )
         if asked.out is not None:
             write(asked, outcomes, seconds)
 
@@ -99,7 +101,7 @@ def write(asked: argparse.Namespace, outcomes: Sequence[Outcome], seconds: float
         "seeds": ", ".join(map(str, asked.seed)),
         "cases": len(outcomes),
         "seconds": round(seconds),
-        "rank at fault named": f"in {100 * share_named(outcomes):.1f} % of the refusals of one rank's fault",
+        "rank at fault named": f"in {100 * share_named(outcomes):.1f} % of runs that a rank's fault ended",
     }
     bad = [outcome for outcome in outcomes if not outcome.is_good]
     tables = [counts_table(counts(outcomes), command)]
@@ -109,7 +111,8 @@ def write(asked: argparse.Namespace, outcomes: Sequence[Outcome], seconds: float
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """Cases by kind and verdict, first of all kinds together, then in order of first appearance."""
+    """The number of cases by kind and verdict. The first row sums all kinds; then kinds follow in order of
+    first appearance."""
     found = {"**all**": totals(outcomes)}
     for outcome in outcomes:
         row = found.setdefault(outcome.case.kind, dict.fromkeys(VERDICTS, 0))
@@ -122,7 +125,8 @@ def totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """Of single-rank faults that a run did not survive, the fraction whose error names the rank at fault."""
+    """The fraction of cases whose error names the rank at fault, among cases with one faulty rank that did
+    not survive."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 

@@ -205,8 +205,8 @@ def write(folder: Path, names: Sequence[str] = (), for_students: bool = False) -
     """Write the copies of the lessons with these numbers, or of all; ``for_students`` without solutions.
 
     Raises:
-        UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
-            not an untouched copy, so edits would be lost. Nothing is written.
+        UsageError: a notebook is missing or broken, the folder cannot be written to, or a file there may hold
+            edits, which would be lost. Nothing is written.
     """
     numbers = dict.fromkeys(names or [lesson.number for lesson in series.LESSONS])
     lessons = [series.lesson(number) for number in numbers]

@@ -88,8 +88,8 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     signed = [one for one in comparisons if one.same_sign is not None]
     same = sum(bool(one.same_sign) for one in signed)
     return (
-        f"{' '.join(counts)} Of the {len(signed)} rows whose sign could differ, {same} have the same. Every "
-        "row that disagrees says why."
+        f"{' '.join(counts)} Of the {len(signed)} rows that claim a direction (above or below some value), "
+        f"ours agree with {same}. Every row that disagrees says why."
     )
 
 
@@ -112,7 +112,7 @@ def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
 
 
 def write(asked: argparse.Namespace, _: str) -> None:
-    """Compute every row and write both files, which name the same command for any folder."""
+    """Compute every row and write both files. The command that they name does not depend on the folder."""
     folder, comparisons = made(asked.out), compare_all()
     data = json.dumps(as_data(comparisons, COMMAND), indent=1, ensure_ascii=False)
     write_whole(folder / "published.md", as_markdown(comparisons, COMMAND))

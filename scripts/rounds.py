@@ -4,9 +4,9 @@
 
 writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
 measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
-the seconds of the step's calls of torch.distributed and its sleeps alone, and those of steps with real work,
-compared with ranks that divide the work and exchange nothing. Sleeping ranks need no core; their messages
-are real, and need some. The script takes five minutes.
+the seconds that the step's calls of torch.distributed and its sleeps take alone. A second table has steps
+with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need no core;
+their messages are real, and need some. The script takes five minutes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from scripts.files import made
 from scripts.result_files import command_line, machine_facts, markdown, result_parser, say, write_results
 
 OPENING = (
-    "A strategy shares the work of Newton–Schulz only if owners work at the same time. Here they sleep in "
-    "its place, so that any machine shows it."
+    "A strategy shares the work of Newton–Schulz only if owners work at the same time. Here owners sleep "
+    "instead of running Newton–Schulz, so that any machine can show whether they work at the same time."
 )
 SHARED = {name: STRATEGIES[name] for name in ("owner", "layerwise", "round_robin", "zero1")}
 """The strategies that share the work of Newton–Schulz."""
@@ -67,16 +67,16 @@ REAL_NOTES = (
     "seconds of the step's calls of ``torch.distributed``, repeated in the step's order, and nothing else.",
 )
 NOTES = (
-    "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
-    "of their own, and matrices are small, so that messages, which are real, cost little. *a round*: either "
-    "one matrix per owner, as if every matrix were larger than the limit, or as many as the default limit "
-    "allows. *seconds*: from when the last rank begins until the last rank ends. *best*: an even share of "
-    "the sleep or, if longer, that of the costliest matrix; for equal matrices, the sleep of as many as the "
-    "busiest rank must have. *over the best*: seconds / best. *torch alone*: the same ratio for ranks that "
-    "only repeat the step's calls of ``torch.distributed`` and its sleeps, in the step's order. Each is the "
-    "fastest of three, so noise may put either first. *peak*: the most bytes that a rank's step held "
-    "besides parameters, gradients and momentum, measured without sleep, and predicted by the same step on "
-    "tensors without data.",
+    "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core"
+    " of their own, and matrices are small, so that messages, which are real, cost little. *a round*: "
+    "either one matrix per owner, as if every matrix were larger than the limit, or as many as the default "
+    "limit allows. *seconds*: from when the last rank begins until the last rank ends. *best*: the total "
+    "sleep divided by the number of ranks or, if longer, the sleep of the costliest matrix; for equal "
+    "matrices, the sleep of ⌈matrices / ranks⌉ of them. *over the best*: seconds / best. *torch alone*: the"
+    " same ratio for ranks that only repeat the step's calls of ``torch.distributed`` and its sleeps, in "
+    "the step's order. Both ratios come from the fastest of three steps, so by noise either may be the "
+    "smaller. *peak*: the most bytes that a rank's step held besides parameters, gradients and momentum, "
+    "measured without sleep, and predicted by the same step on tensors without data.",
 )
 
 

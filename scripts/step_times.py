@@ -455,7 +455,7 @@ def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:
             axes.plot(ends, [factor * end for end in ends], style, color="0.4", lw=1)
         axes.set_xlabel("measured ms of a step")
         axes.set_ylabel("predicted ms of a step")
-        axes.legend(title="the line is exact; dotted, 20 % off")
+        axes.legend(title="solid line: exact; dotted lines: 20 % off")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ class CallbackStep:
             update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
         except TutorialError as error:  # ``_settle`` raises the error on all ranks
             wrong = f"Newton–Schulz of {self.names[index]}: {error}"
-        # Settling takes a turn, so all owners in the window compute before the first ``redistribute_fn``.
+        # This yield ends the task's turn, so all owners in the window compute before the first
+        # ``redistribute_fn``.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
         wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)

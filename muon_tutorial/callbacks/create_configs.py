@@ -19,7 +19,7 @@ from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
 from .helper_functions import HelperFunctions
 
-# Names of mesh dimensions with the same meaning, by the name of their axis in the plan.
+# For each axis of a plan, the names that a mesh dimension with the same meaning may have.
 ROLES = {
     "fsdp": ("fsdp", "dp_shard", "shard"),
     "tp": ("tp",),
@@ -55,8 +55,8 @@ def create_processgroup_config(
     config has that group as ``dp_pg``, or each of these ranks would orthogonalize them.
 
     Args:
-        tp_dim: as in ``Muon``. If some parameters are DTensors, a single number is ignored, because PyTorch
-            then leaves the plain parameters whole.
+        tp_dim: as in ``Muon``. If some parameters are DTensors, a ``tp_dim`` that is one number is ignored,
+            because PyTorch then leaves the plain parameters whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}

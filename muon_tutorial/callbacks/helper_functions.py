@@ -43,8 +43,8 @@ class HelperFunctions:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        on an earlier mesh counts only if all ranks of the new mesh are on the earlier mesh, too, and know the
-        owners there.
+        from an earlier mesh counts only if that mesh contains all ranks of the new mesh, because other ranks
+        do not know its owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

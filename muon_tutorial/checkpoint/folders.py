@@ -55,8 +55,8 @@ def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> 
     If another process holds the lock, this waits for it, at most ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process still holds the lock. The message names the process, and contains the
-            text ``to``, such as "saving to".
+        CheckpointError: another process still holds the lock. The message names that process and says what it
+            is doing: ``to``, such as "saving to", and the target.
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)

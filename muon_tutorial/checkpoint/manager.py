@@ -48,7 +48,8 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep: the checkpoint saved last, and the newest of earlier steps.
+        keep: how many checkpoints to keep. The one saved last stays, with those of the steps closest before
+            it.
             Anything else in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
@@ -163,7 +164,8 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Steps after ``latest`` come last: an earlier run saved them."""
+        """The steps, newest first. Steps after the one in ``latest`` come last, because they were saved
+        before the run was resumed from an earlier step."""
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)

@@ -113,7 +113,7 @@ class Meeting:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
         verdict = _ANSWERED
-        if error is not None:  # an error of this package concerns all ranks, any other only rank 0
+        if error is not None:  # an error from outside this package is rank 0's own, so the line names rank 0
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
             verdict = _REFUSED + f"{whose}{self._line(error)}".encode()
         self.store.set(f"{stage}/verdict", verdict)

@@ -246,8 +246,8 @@ class SeenGradients:
     """The gradients of some parameters at one moment, as weak references, perhaps with checksums.
 
     Only a checksum reveals every write, because old training loops write to ``p.grad.data``, which changes no
-    version counter. ``changes_count`` is False, and there are no checksums, if nothing was averaged: later
-    changes then do not matter, because a step uses whatever gradients it finds.
+    version counter. ``changes_count`` says whether later changes matter. If nothing was averaged, it is
+    False, and there are no checksums, because a step then uses whatever gradients it finds.
     """
 
     params: Sequence[Tensor] = ()

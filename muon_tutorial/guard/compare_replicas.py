@@ -121,9 +121,9 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
     """Compare gradients that should be averaged already, over all axes except tp. All ranks must call it.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    Each rank may have plain matrices of its own among DTensors, but zero gradients cannot show that. If such
-    a matrix has had only zero gradients, this returns True, and the next step must pass ``again`` to compare
-    the plain matrices once more.
+    Among DTensors, a plain matrix may be each rank's own. The comparison notices this only if the gradients
+    are not zero. If such a matrix has had only zero gradients, this returns True, and the next step must pass
+    ``again`` to compare the plain matrices once more.
 
     Raises:
         GradientError: the gradients differ. All ranks raise it.
@@ -318,7 +318,8 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Most pieces of a parameter look alike, so others may show which copy of this piece is right.
+        # Other pieces of the parameter mostly look like this one, so they may show which of its copies is
+        # right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

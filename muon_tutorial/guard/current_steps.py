@@ -24,7 +24,8 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
-"""A step over a plan, a step with a user's functions, or a single process's step, with equal methods."""
+"""A step over a plan, a step with a user's functions, or a single process's step. All have the same
+methods."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -155,7 +155,7 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # ranks of a process group made since then may have other recipes
+            if self.steps.alone:  # a group may have been made since, with other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
@@ -315,10 +315,10 @@ class Guard:
             "compare_every": str(self.compare_every),
             "the number of steps since the optimizer was made or loaded": str(self.steps_done),
             "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
-            "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
+            "the number of steps that the momentum has taken in": ", ".join(map(str, sorted(moves))),
             "whether the optimizer has stepped or loaded a state": str(not self.is_new),
             "whether the state was replaced": str(Changed.STATE in changed),
-            "which Muon of this mesh the optimizer is": str(self.number),
+            "the optimizer's number among the Muons of this mesh": str(self.number),
             "the call": call,
         }
         return Fingerprint(self.described | counted, error)
@@ -503,7 +503,7 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
     if trained and not any(param.grad is not None for param in trained):
         flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
         if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
-            raise UsageError(f"a flat parameter has the gradients, and this Muon's have none: {FLATTENED}")
+            raise UsageError(f"a flat parameter has the gradients, this Muon's parameters none: {FLATTENED}")
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

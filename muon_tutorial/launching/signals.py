@@ -1,7 +1,8 @@
 """Handles signals of terminals and schedulers. Such a signal may reach one process of a job, a group, or all.
 
-Terminals, ``timeout`` and ``srun`` signal a whole process group, ``scancel`` every process of a job. The fork
-server ignores all these signals. A rank ignores the signals that the launching process handles.
+Terminals, ``timeout`` and ``srun`` send a signal to a whole process group, and ``scancel`` sends it to every
+process of a job. The fork server ignores all these signals. A rank ignores the signals that the launching
+process handles.
 """
 
 from __future__ import annotations

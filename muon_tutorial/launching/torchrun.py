@@ -88,7 +88,8 @@ def joined_by_torchrun() -> bool:
 
 
 def agent_name() -> str | None:
-    """Return the name of the log folder that only this process's agent has; None if it keeps no logs."""
+    """Return the name of this agent's log folder, which no other agent uses; None if the agent keeps no
+    logs."""
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
     return folders[-1] if folders else None
 
@@ -104,7 +105,7 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ranks with these names belonged to this job: one of its agents has one of the names.
+    """Return whether ``names``, which earlier ranks noted, are of this job: one of them is one of its agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """

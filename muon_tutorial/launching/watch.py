@@ -21,7 +21,7 @@ from .phase import read_phases
 from .ship_functions import loads
 from .spawn import SpawnedRanks
 
-_TICK = 0.05  # Seconds between two looks at the processes: some of their changes wake nothing.
+_TICK = 0.05  # Seconds between two looks at the processes, because not every change wakes this loop.
 _GRACE = 0.4  # Seconds for the other ranks to report what they saw, after one has failed.
 _DYING = 1.0  # More seconds for a rank to end after its connections have closed.
 _REVIVING = 5.0  # More seconds for a stopped rank while others run: another rank may continue it.

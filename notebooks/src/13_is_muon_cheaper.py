@@ -92,7 +92,7 @@ by_hand.check(bytes_sent)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each collective, a rank sends entries / dp, its share, dp − 1 times.
+# In each collective, a rank sends one share, entries / dp, and does so dp − 1 times.
 #
 # ```python
 # def bytes_sent(entries, dp, item):
@@ -157,7 +157,7 @@ for name, dtype in lesson.DTYPES.items():
 # ## Time, as a profiler logs it
 #
 # The 0.57 of the report, whose traces come below, is *time*: it adds up the durations of all events whose names say
-# all-reduce or all-gather. Which events have such names? Profile your own step, and look at rank 0's, in
+# all-reduce or all-gather. Which events have such names? Profile your own step, and look at rank 0's events, in
 # microseconds:
 
 # %% tags=["volatile", "ranks"]
@@ -246,7 +246,7 @@ once.check(communicating)
 # %%
 communicating = once.accepted_or(lesson.communicating)
 by_name = sum(event.duration for event in events if event.communicates)
-print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
+print(f"sum over names: {by_name:,} ns; time in which communication ran: {communicating(events):,} ns")
 
 # %% [markdown]
 # The report's own traces, in milliseconds over five steps:
@@ -358,8 +358,8 @@ timeline = lesson.record_late(dp * tp, steps, seed, backend)
 print(lesson.say_waits(timeline, waited))
 
 # %% [markdown]
-# Where a rank mostly waits, its own trace would have you buy faster links. But it waits for rank 0, which has too
-# much work.
+# Where a rank mostly waits, its own trace suggests that you need faster links. But the rank waits for rank 0, which
+# has too much work.
 #
 # ## Time of the whole step
 #
@@ -425,16 +425,16 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and one rank works on a
-# matrix instead of two. `boundary` sends as little but works twice, and `gram` sends less but does not keep the bits.
-# So by bytes and work you would take `layerwise`.
+# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and each matrix is
+# orthogonalized on one rank, not on two. `boundary` sends as little as `layerwise`, but it does the work twice, and
+# `gram` sends less but does not keep the bits. So by bytes and work you would take `layerwise`.
 #
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links and
-#   without tp, `boundary` did, because an owner's matrices travel one after another.
+#   without tp, `boundary` won, because an owner's matrices travel one after another.
 # - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
 # - Waiting looks like transfer until you have the clocks of all ranks.
@@ -490,7 +490,7 @@ saving.check(more_steps)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# AdamW's steps × its seconds a step are to equal Muon's steps × Muon's seconds.
+# The whole time must be equal: AdamW's steps × `adamw` = Muon's steps × `muon`.
 #
 # ```python
 # def more_steps(adamw, muon):

@@ -161,7 +161,7 @@ wired.check(reduce_seconds)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# tp divides both lines: a rank sends fewer bytes, and has a smaller share of the cards to send them over.
+# tp divides both the bytes and the bandwidth: a rank sends fewer bytes, over a smaller share of the cards.
 #
 # ```python
 # def reduce_seconds(entries, tp, card):
@@ -225,7 +225,7 @@ print(lesson.say_balance())
 print(lesson.say_clocked())
 
 # %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here, but for steps up to 4.3 times. So at 16,384
+# For Newton–Schulz alone the planner is at most 1.5 times off here. For steps it is up to 4.3 times off. So at 16,384
 # ranks, trust what the planner counts, such as idle owners and bytes, more than its seconds.
 #
 # <details><summary>Why so far off, sources, and worse rows</summary>
@@ -248,8 +248,9 @@ print(lesson.say_clocked())
 # - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
-#   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-#   beyond 1,024): until then an owner's matrices share a call, and from there on each has its own.
+# change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
+# beyond 1,024): until then several matrices of one owner share a call, and from there on every matrix needs a call of
+# its own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>
@@ -307,7 +308,8 @@ most.check(most_ranks)
 # <details><summary>Solution</summary>
 #
 # Backward takes 4 · n · tokens / (P · flops) seconds. A share has 2 · n / P bytes, so the all_reduces take
-# 4 · n · (P − 1) / (P · bandwidth). The model's size cancels with n / P, and so P − 1 ≤ tokens · bandwidth / flops.
+# 4 · n · (P − 1) / (P · bandwidth). Both times contain n / P, which cancels, so P − 1 ≤ tokens · bandwidth / flops for
+# a model of any size.
 #
 # ```python
 # def most_ranks(tokens, flops, bandwidth):

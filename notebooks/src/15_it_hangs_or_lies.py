@@ -145,8 +145,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank in its last call waits for each member of that call's
-# group that has begun this call less often than the rank itself. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for those members of
+# that call's group that have begun the call fewer times than the rank has. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #

@@ -172,7 +172,7 @@ ported.check(prepare, update)
 # stays too long:
 
 # %%
-print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
+print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} times the allowed one")
 
 # %% [markdown]
 # ## Survive
@@ -445,7 +445,7 @@ print(my_muon.say_yours())
 # - `matrices` is the plan, with one entry for each matrix. `own_piece(matrix, buffer)` is this rank's piece of it, as
 #   a view, and `gather_over_dp(slice)` makes a whole buffer of all ranks' slices.
 # - In `step`, comments from `# Phase 1` to `# Phase 7`, in order, each contain an arrow with spaces around it (→).
-# - As a script, with `--dp`, `--tp` and `--steps` (40 unless you say), it trains a small model of bytes beside
+# - As a script, with `--dp`, `--tp` and `--steps` (40 by default), it trains a small model of bytes beside
 #   `torch.optim.Muon`. After every tenth step rank 0 prints a line with `loss 1.234;` that ends with `all weights
 #   equal those of torch.optim.Muon, bit by bit`, and nothing else is printed. The loss falls, from less than 5.5.
 #
@@ -464,9 +464,9 @@ print(my_muon.say_yours())
 #
 # It is `scripts/one_page.py`. Parameters and gradients are views of two buffers, so phase 1 and phase 7 are one
 # collective each, and nothing is packed. It is tempting to call `zero_grad()`, as everywhere: it sets each `.grad` to
-# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. On ZeRO-3, whose ranks are the
-# page's tp (next fold), the page gathers a matrix over tp in phase 3, on every rank. That is right to the bit and
-# repeats Newton–Schulz on each, which is what the owners of lesson 11 avoid.
+# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. If the page runs on ZeRO-3
+# (next fold), ZeRO-3's ranks are its tp ranks, so in phase 3 each of them gathers every matrix. That is right to the
+# bit, but every rank repeats Newton–Schulz, which is what the owners of lesson 11 avoid.
 #
 # </details>
 #

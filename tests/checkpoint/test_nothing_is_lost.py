@@ -49,7 +49,7 @@ def test_two_tensors_of_one_name_are_refused_by_save_and_load(tmp_path: Path) ->
 
 
 def test_wrong_moments_of_adamw_are_refused(tmp_path: Path) -> None:
-    """``test_muon_with_adamw`` has further wrong moments."""
+    """``test_muon_with_adamw`` tests other wrong values of AdamW's moments."""
     model, both = trained(1)
     both.state[model.get_parameter("bias")]["exp_avg"].fill_(math.nan)
     save_checkpoint(tmp_path / "saved", model, both)

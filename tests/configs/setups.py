@@ -292,7 +292,8 @@ def pp(mesh: DeviceMesh) -> Rig:
 
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
-    """PyTorch's tensor parallelism over tp; gradients are summed by hand over dp, which is no placement."""
+    """PyTorch's tensor parallelism over tp; gradients are summed by hand over dp, which is not in the
+    DTensors' mesh."""
     model = tensor_parallel(mlp(), mesh["tp"])
 
     def backward(step: int) -> None:

@@ -293,7 +293,7 @@ CUT_BY_HAND = (
     ByHand((8, 6), 0, (4, 4), ((2, 2), (2, 2))),
     ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # as torch.chunk cuts
     ByHand((7, 9), 1, (5, 4), ((4, 3), (4, 3))),
-    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # as torch.chunk would not cut
+    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # torch.chunk would not cut like this
     ByHand((1, 5), 1, (3, 2), ((1, 0), (1, 0))),  # empty shards
     ByHand((3, 4), 0, (3, 0), ((2, 1), (0, 0))),
 )

@@ -300,7 +300,7 @@ def other_lengths(rank: int) -> dict[str, str]:
 def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
     for found in launch(other_lengths, 2):
         assert found["head"].startswith("MismatchError: ranks would step differently: the parameters' dim")
-        assert "which Muon of this mesh the optimizer is" in found["other_order"]
+        assert "the optimizer's number among the Muons of this mesh" in found["other_order"]
         assert "the parameters' dimensions, group by group," in found["other_number"]
         assert "ranks 0 and 1 differ" in found["other_number"]
 

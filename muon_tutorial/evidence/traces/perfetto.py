@@ -145,7 +145,7 @@ def _flown(thread: int, flight: Flight, origin: int, last: int | None) -> Chrome
         "ring bytes": flight.ring,
     }
     if last is not None:
-        args["waited for the last member, us"] = max(0, min(last, flight.done) - flight.issued) / 1000
+        args["waited for the last member, µs"] = max(0, min(last, flight.done) - flight.issued) / 1000
     name, duration = f"{flight.kind}: {flight.label}", flight.done - flight.issued
     return _complete(flight.rank, thread, "collective", name, flight.issued - origin, duration, args)
 

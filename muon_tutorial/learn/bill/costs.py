@@ -1,4 +1,5 @@
-"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW, without gradient flags."""
+"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW, without the phase ``gradient
+flags``."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def _count(world: LiveWorld, name: str, build: Builder, seed: int) -> StepBill:
 
 
 Fetched = tuple[int, bool | None]
-"""Bytes that a rank sent for one matrix; whether the rank then held it whole, or None if it had no work."""
+"""Bytes that a rank sent for one matrix, and whether it then held the whole matrix (None if it had no
+work)."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:

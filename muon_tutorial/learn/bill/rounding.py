@@ -38,7 +38,8 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices) -> dict[str, Tensor]:
-    """The same gradients, except that one entry of o is moved over the nearest rounding edge of bfloat16."""
+    """The same gradients, but one entry of o is moved until its Newton–Schulz input rounds to another
+    bfloat16."""
     grad = gradients["o"].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())
@@ -74,7 +75,7 @@ class Nudge:
 
 
 def nudge(seed: int, texts: int) -> Nudge:
-    """Take a step, and take it again with one entry of o's gradient moved over a rounding edge."""
+    """Take a step, and take it again with one entry of o's gradient moved as in ``nudged``."""
     gradients = mean_of(seed, texts)
     other = nudged(gradients)
     one, two = step_alone(gradients, seed), step_alone(other, seed)

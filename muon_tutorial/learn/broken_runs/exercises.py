@@ -84,7 +84,8 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """A low and a high limit: of the losses of all steps and dp positions, one is below, one above."""
+    """Two limits for the losses of all steps and dp positions: one loss is below the first, one above the
+    second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -269,7 +270,8 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that pairs each rank with those of its last call, or of all, for which ``lacks`` holds."""
+    """A function that pairs each rank with every rank for which ``lacks`` holds, among those in its last call
+    or, if ``of_all``, among all."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)

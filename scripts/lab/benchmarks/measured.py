@@ -129,9 +129,9 @@ def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
         for batch, costs in found.items()
     )
     notes = (
-        "The optimizer's work does not grow with the batch, forward and backward do: Muon's extra time is a "
-        "part of the step that shrinks. Above 1, Muon takes longer. A ratio is taken in each round; "
-        "the table has the median of these ratios and their quartiles.",
+        "The work of forward and backward grows with the batch, but the optimizer's does not: Muon's extra "
+        "time is a part of the step that shrinks. Above 1, Muon takes longer. A ratio is taken in each "
+        "round; the table has the median of these ratios and their quartiles.",
     )
     return Table("Where the extra time vanishes: larger batches", rows, command, notes)
 

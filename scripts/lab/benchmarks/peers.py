@@ -132,7 +132,7 @@ PEERS: tuple[Peer, ...] = (
         _make_timm,
         KELLER_JORDAN_TEXT,
         "one by one",
-        "asked for ns_coefficients='original'; by default it takes You Jiacheng's",
+        "asked for ns_coefficients='original', because its default is the coefficients of You Jiacheng",
     ),
     Peer(
         "pytorch-optimizer",

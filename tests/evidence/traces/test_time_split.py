@@ -175,4 +175,4 @@ def test_collectives_carry_phase_bucket_and_bytes() -> None:
     assert first["args"]["payload bytes"] == 64
     assert first["args"]["ring bytes"] == 32
     assert first["args"]["group"] == [0, 1]
-    assert first["args"]["waited for the last member, us"] == 20_000.0
+    assert first["args"]["waited for the last member, µs"] == 20_000.0

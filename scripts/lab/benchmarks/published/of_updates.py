@@ -56,7 +56,8 @@ def fused_off() -> float:
 
 
 def part_of_norm(scale: float, first: int) -> float:
-    """The norm of the fused update's rows from ``first`` on, over that of the same rows updated alone."""
+    """The norm of the fused update's rows from ``first`` on, divided by these rows' norm in the separate
+    updates."""
     fused, apart = gate_and_up(scale)
     return float(fused[first:].norm() / apart[first:].norm())
 

@@ -66,7 +66,8 @@ def by_symmetry(rows: int, columns: int) -> float:
 
 
 def by_local_products(ranks: int) -> float:
-    """A rank's work on square products if ranks share none of them, over that if they share all but A²."""
+    """A rank's work on square products if ranks share none of them, divided by its work if they share all of
+    them except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
