@@ -53,9 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, many in totals(outcomes).items():
             print(f"{name:>18} {many or '–'}")
         share = 100 * share_named(outcomes)
-        print(
         print(f"{share:.1f} % of runs that one rank's fault ended name it; {seconds:.0f} s")
-        )
         if asked.out is not None:
             write(asked, outcomes, seconds)
 
