@@ -29,6 +29,7 @@ def wait_while_another_compiles() -> IO[str] | None:
 _COMPILING = wait_while_another_compiles() if "PYTEST_XDIST_WORKER" in os.environ else None
 # jsonschema imports this checker of addresses. Nothing here uses it, and its import takes a second.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # on some CPUs, bits depend on the number of threads
 
 from muon_tutorial.launching import fork_server  # noqa: E402
 

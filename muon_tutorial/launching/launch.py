@@ -52,8 +52,8 @@ def launch(
     makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this, even in a rank.
     Unless a launch runs in a network namespace, other users of this machine can reach Gloo's ports on
     loopback and make the launch time out. On Linux a rank keeps up to 256 MiB of memory that it freed
-    (``keep_freed_memory``). If this process handles a signal of terminals or schedulers, such as SIGTERM,
-    ranks ignore the signal, unless `fn` handles it.
+    (``keep_freed_memory``). If this process handles a signal that terminals or schedulers send, such as
+    SIGTERM, ranks ignore the signal, unless `fn` handles it.
 
     Args:
         fn: an importable function. A function from a cell, a script or a prompt is sent with its globals.

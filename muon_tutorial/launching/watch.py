@@ -29,7 +29,7 @@ _ANSWER = 0.3  # Seconds for a rank to say where it is.
 _LEAVING = 5.0  # Seconds for a rank to close its groups and end.
 _STARTING = 120.0  # Seconds for the processes to start: torch may be on a slow disk.
 _TAIL = 10  # Last lines that are shown at the end if a rank prints too many.
-_LONGEST = 10_000  # Characters after which a line is cut.
+_LONGEST = 10_000  # A line is cut after this many characters.
 
 
 def print_line(rank: int, line: str) -> None:

@@ -83,7 +83,7 @@ def kept_calibration(
 ) -> Calibration:
     """Read this machine's calibration from a folder, measure the shapes that it lacks, and save it.
 
-    With ``again`` all shapes are measured. A process caches the result.
+    With ``again`` all shapes are measured. The result is cached for the rest of the process.
     """
     machine = f"{describe_processor(device)}, timings {TIMINGS}"
     path = calibration_path(folder, machine)

@@ -151,7 +151,8 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. With several
-    rounds, slices differ in length, so each is reduced to its rank, which later broadcasts its new weights.
+    rounds, slices differ in length, so each slice is reduced to its rank, and that rank later broadcasts the
+    slice's new weights.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes

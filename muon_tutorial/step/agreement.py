@@ -147,7 +147,8 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
-    """Do what ``agree_on_gradients`` does, with numbers for each gradient, to name the faulty gradient."""
+    """Do what ``agree_on_gradients`` does, but with separate numbers for each gradient, so that the faulty
+    one can be named."""
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])

@@ -261,7 +261,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most fp32 sums in another order come out the same in bfloat16, which keeps only 8 significant bits:
+# Most fp32 sums, added up in another order, are the same once rounded to bfloat16, which keeps only 8 significant bits:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))

@@ -416,8 +416,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # <details><summary>Three names, and what is counted</summary>
 #
 # `gram` is lesson 08's last optional exercise, `owner_per_replica` is lesson 11's HSDP, but with an owner in each
-# replica, and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged
-# gradients, their all_reduce is counted, too.
+# replica, and `layerwise` has `tp="share"`: the tp ranks at a place divide its matrices among them. Where a strategy
+# expects averaged gradients, their all_reduce is counted, too.
 #
 # </details>
 

@@ -191,6 +191,6 @@ def test_on_a_square_grid_too_dp_is_not_tp(check: Callable[[int, int], Any], rig
     assert_wrong(
         check(2, 2),
         eval(f"lambda matrix, rank=0: {wrong}", notebook),
-        "but not on dp=3 × tp=2: is dp taken for tp?",
+        "but not on dp=3 × tp=2: is dp used where tp belongs?",
     )
     assert (notebook["dp"], notebook["tp"]) == (2, 2)

@@ -24,7 +24,7 @@ from ..exhaustive import left_out
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 MEET = "several of the costliest must share a position in any assignment"
-FEW = "with three or four matrices per position, longest first (at most 4/3 of the best) is 11 % above"
+FEW = "with three or four matrices per position, longest first ends 11 % above the bound"
 ONE_FITS = "as FEW; and by default a round holds one large matrix, or small ones with as many bytes"
 USUAL = ("llama-3.1-8b", 1), ("mixtral-8x7b", 8), ("qwen2.5-7b", 1), ("qwen3-0.6b", 1)
 EXCEPTIONS = {

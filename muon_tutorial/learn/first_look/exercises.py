@@ -78,7 +78,7 @@ def _judge_longer(check: Callable[[int, int], Exercise], grid: Grid, function: A
     except MistakeError as mistake:
         wrong = str(mistake)
     said = wrong.what if isinstance(wrong, Diagnosis) else wrong
-    return said and f"Right on {grid}, but not on dp={dp + 1} × tp={tp}: is dp taken for tp? {said}"
+    return said and f"Right on {grid}, but not on dp={dp + 1} × tp={tp}: is dp used where tp belongs? {said}"
 
 
 def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:

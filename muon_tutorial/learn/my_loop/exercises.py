@@ -19,7 +19,7 @@ from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, 
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
     "LambdaLR": "MuonWithAdamW is a torch Optimizer with groups: the scheduler takes it as it takes AdamW.",
-    "for step": "The loop's range does not depend on the optimizer, and matters only when a run goes on.",
+    "for step": "The loop's range does not depend on the optimizer, and matters only when a run is resumed.",
     "loss =": "The model and its loss know nothing of optimizers.",
     "backward": "FSDP2 sums and cuts the gradients in the backward pass, whichever optimizer steps.",
     "clip_grad_norm_": "On DTensors, clip_grad_norm_ takes the norm of the whole gradient: right as it is.",

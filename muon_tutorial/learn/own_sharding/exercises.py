@@ -173,7 +173,7 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
         silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]
         if silent:
             those = f"rank {', '.join(map(str, silent))}, which had returned without making the call"
-            hint = "Ask for dist.get_rank() == owner after the collective, not before."
+            hint = "Test dist.get_rank() == owner after the collective, not before."
             yield Diagnosis(f"{waited} for {those}. {ALL_CALL}.", (hint,))
         hint = "Do all ranks of the group make the same calls, in the same order?"
         yield Diagnosis(f"{waited} in vain.", (hint,))

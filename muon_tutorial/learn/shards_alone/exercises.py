@@ -80,7 +80,7 @@ def check_ratio() -> Exercise:
         "Then the whole's factor divided by the shard's, for each of the two formulas.",
     )
     say = "{0[0]} × {0[1]}, dim {1}, tp = {2}"
-    praise = "Right for every shape and cut. Below 1, the factor is too large."
+    praise = "Right for every shape and cut. Where a ratio is below 1, the shard's factor is too large."
     return written(too_small, cases, *slips, say=say, hints=hints, praise=praise)
 
 

@@ -84,7 +84,8 @@ def products_on_a800s() -> float:
 
 
 def step_of(model: str, gpus: int, muon_rate: float) -> float:
-    """A step's seconds if each GPU does ``muon_rate`` operations per second, averaged over Muon's step."""
+    """A step's seconds. ``muon_rate``: the operations per second that each GPU does on average in a step with
+    Muon."""
     return operations(find_model(model)) / gpus / muon_rate
 
 
