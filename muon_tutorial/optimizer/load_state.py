@@ -48,7 +48,7 @@ def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
     prefix, they are matched by position.
 
     Raises:
-        UsageError: some names match at other positions, and others are missing.
+        UsageError: only some names are on both sides, and one of these is at another position here.
     """
     groups = state_dict["param_groups"]
     if len(groups) != len(optimizer.param_groups):

@@ -240,7 +240,7 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def plan_steps(self) -> list[PlanStep]:
-        """The steps over plans, one per mesh."""
+        """The steps that run a plan, at most one per mesh."""
         return [mesh.step for mesh in self.steps if isinstance(mesh.step, PlanStep)]
 
     @property

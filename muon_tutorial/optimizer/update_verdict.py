@@ -228,7 +228,7 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozens
     """Return an update's size relative to the correct size, and the ``rules`` with which it is correct.
 
     If there are several matrices, the one with the largest error counts. If the group names no rule, the size
-    is measured with the first rule that gives 1.
+    is measured with a rule that gives about 1, or with the first rule if none does.
     """
     shares = []
     for here, sides in seen.places(seen.parts):

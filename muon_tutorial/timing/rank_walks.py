@@ -51,7 +51,7 @@ class PricedRequest:
     before the request, for call and copies. ``moving``: seconds that the rank's bytes spend on the link;
     ``latency``: seconds that do not depend on the link's bandwidth. The root of a broadcast first copies what
     it sends, in ``root_copy`` seconds. ``sent``: bytes that the rank sends; ``between``: bytes that leave the
-    node. In the chain of a broadcast or reduce, each rank except the last sends ``passed``.
+    node. In the chain of a broadcast or reduce, each rank except the last sends ``passed`` bytes.
     """
 
     kind: Kind

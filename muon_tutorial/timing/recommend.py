@@ -478,7 +478,8 @@ def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
 
 
 def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
-    """Lines that recommend a strategy, say why, and at which speeds of links this changes; then warnings.
+    """Lines that recommend a strategy, say why, and say at which link speeds another one is faster; then
+    warnings.
 
     ``found`` is the result of ``search``.
     """

@@ -342,7 +342,7 @@ shards.check(sent)
 #
 # A reduce_scatter or an all_gather sends all shares but one, `(ranks - 1) / ranks` of the entries. ZeRO-1 needs one of
 # each, and ZeRO-3 gathers once more. In exchange, it divides the memory of weights and gradients by `ranks`, too.
-# (With Muon, ZeRO-1 and ZeRO-3 both gather its `x` as well.)
+# (With Muon, both also gather `x`, the input of Newton–Schulz.)
 #
 # ```python
 # def sent(entries, ranks, item):

@@ -150,7 +150,7 @@ def hang(rank: int, stopped: int | None = None) -> None:
 
 
 def listeners(rank: int, open_one: bool = False) -> list[str]:
-    """Use groups; return the addresses on which this process then listens, by the kernel's tables."""
+    """Use a new group; return the addresses on which, by the kernel's tables, this process then listens."""
     import psutil
 
     dist.all_reduce(torch.ones(1), group=dist.new_group())

@@ -16,7 +16,7 @@ OTHER_WAYS = re.compile(
     r"\b(receiv\w+|fetch\w*|moves|moved|hand(s|ed)? over|groups? sends?|sent by (all|a group))\b"
     r"|(?<!mean )\bof (all|(a|one)( \w+)? group)( ranks| sends?)\b"
 )
-EXCEPTIONS = {  # how the one sentence with such a word begins, by lesson
+EXCEPTIONS = {  # by lesson: the beginning of its one sentence that may contain such a word
     "07": "Your own cuts have moved bytes",  # counts nothing
     "10": "Each receiver gets the same entries",  # says why you send that many
     "11": "Your code will have moved the bytes",  # counts nothing

@@ -2,8 +2,8 @@
 
 A position's work is its operations in one iteration. With whole matrices on p positions, the busiest position
 has at least the fair share, and at least the costliest matrix. Two of the p + 1 costliest matrices share a
-position, so the busiest has at least the work of the two cheapest of these. Likewise, three of the 2p + 1
-costliest share a position, so the busiest has at least the work of the three cheapest of these, and so on.
+position, so the busiest has at least the work of the two cheapest of these p + 1. Likewise, three of the 2p +
+1 costliest share a position, so the busiest has at least the work of the three cheapest of these, and so on.
 """
 
 from __future__ import annotations
