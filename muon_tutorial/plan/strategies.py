@@ -162,8 +162,7 @@ def zero1(
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part of one.
         round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight
             (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. For
-            ``cut="bucket"``,
-            ``round_bytes`` is the size of a bucket.
+            ``cut="bucket"``, ``round_bytes`` is the size of a bucket.
 
     Raises:
         StrategyError: ``gather`` or ``cut`` is unknown.
@@ -277,8 +276,7 @@ def owner(
             ``"in_turn"`` assigns them by index, and a sequence lists the rank of each matrix.
         round_bytes: how many bytes of whole matrices (in bf16, as they travel) a rank may own in all rounds
             in flight (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. A
-            rank
-            also holds the pieces that it sends, and an update for each copy of a parameter.
+            rank also holds the pieces that it sends, and an update for each copy of a parameter.
 
     Raises:
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
