@@ -1,5 +1,4 @@
-"""Lesson 10: bytes that a rank sends on rings in a step of Muon or AdamW, without the phase ``gradient
-flags``."""
+"""Lesson 10: a rank's bytes on rings in a step of Muon or AdamW, without the phase ``gradient flags``."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
-    """The exercise's reference: how many entries of a matrix the dp position ``place`` sends to each dp
-    position."""
+    """The exercise's reference: entries of a matrix that dp position ``place`` sends to each dp position."""
     held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
     return [held[place] if held[p] and p != place else 0 for p in range(dp)]
 

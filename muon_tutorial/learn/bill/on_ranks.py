@@ -29,8 +29,7 @@ def _count(world: LiveWorld, name: str, build: Builder, seed: int) -> StepBill:
 
 
 Fetched = tuple[int, bool | None]
-"""Bytes that a rank sent for one matrix, and whether it then held the whole matrix (None if it had no
-work)."""
+"""Bytes that a rank sent for one matrix, and whether it then held all of it (None if it had no work)."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:

@@ -38,8 +38,7 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices) -> dict[str, Tensor]:
-    """The same gradients, but one entry of o is moved until its Newton–Schulz input rounds to another
-    bfloat16."""
+    """The gradients, with one entry of o moved until its Newton–Schulz input rounds to another bfloat16."""
     grad = gradients["o"].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())

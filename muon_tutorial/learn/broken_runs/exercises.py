@@ -84,8 +84,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Two limits for the losses of all steps and dp positions: one loss is below the first, one above the
-    second."""
+    """Limits for the losses of all steps and dp positions: one is below the first, one above the second."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(

@@ -82,11 +82,8 @@ def say_steps() -> str:
     rows += [("AdamW's step, all fp32, at any batch", adamw_step("all fp32").seconds)]
     rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
     lines = [f"{what:40}{seconds * 1e3:9,.1f} ms" for what, seconds in rows]
-    return "\n".join([_source(), *lines])
-
-
-def _source() -> str:
-    return f"Nothing ran: {MODEL}, {RANKS} ranks, by the file of “{machine().name}”."
+    source = f"Nothing ran: {MODEL}, {RANKS} ranks, by the file of “{machine().name}”."
+    return "\n".join([source, *lines])
 
 
 @dataclass(frozen=True, slots=True)

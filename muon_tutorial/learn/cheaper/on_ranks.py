@@ -114,9 +114,7 @@ def sent_along_dp(entries: Sequence[LedgerEntry]) -> SentBytes:
 
 
 def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, SentBytes]]:
-    """Count the bytes sent in a step of AdamW and of each strategy of Muon, in both dtypes. Must be called by
-    all ranks.
-    """
+    """Bytes sent in a step of AdamW and of each strategy of Muon, in both dtypes. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}

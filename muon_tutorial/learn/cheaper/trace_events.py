@@ -118,8 +118,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: each rank's wait until the last rank asks; 0 for a rank whose call ended
-    before that."""
+    """The exercise's reference: each rank's wait until the last rank asks; 0 if its call ended before."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

@@ -54,8 +54,7 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 
 def guess_stuck() -> Exercise:
-    """The prediction: each rank sends or receives first; in how many of these settings does a rank wait for
-    ever?"""
+    """The prediction: each rank sends or receives first; in how many settings does a rank wait for ever?"""
     rest = "As soon as one sends to a neighbour that receives, the rest can follow."
     other = "In one, all ranks send first. What else can all do at the same time?"
     praise = "They stand still only if all do the same. A rank that differs sets the others free, one by one."
@@ -84,8 +83,7 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks; par counts the bytes of an all_reduce that uses
-    it."""
+    """The hard exercise: a reduce_scatter on real ranks; par counts the bytes of an all_reduce with it."""
     play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:

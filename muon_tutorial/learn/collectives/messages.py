@@ -95,8 +95,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message whose sender had received ``round`` - 1 messages before; ``stop`` is None if it never
-    arrived."""
+    """A message whose sender had received ``round`` - 1 before it; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int
@@ -176,8 +175,7 @@ def first_repeat(start: Sequence[HeldPieces], messages: Sequence[Message]) -> Me
     """The first message that brings its receiver nothing new."""
     for message in messages:
         held = holdings_after(start, messages, message.round - 1)
-        if message.content is None:
-            return message
-        if message.content.ranks <= held[message.receiver].get(message.content.piece, frozenset()):
+        content = message.content
+        if content is None or content.ranks <= held[message.receiver].get(content.piece, frozenset()):
             return message
     return None

@@ -174,9 +174,7 @@ def _judge_schedule(schedule: Schedule) -> str | None:
 
 
 def with_window_3(computes: float, waits: float, count: int) -> float:
-    """The exercise's reference: a loop's milliseconds with a window of 3, predicted from a recording with a
-    window of 1.
-    """
+    """The exercise's reference: milliseconds with window 3, predicted from a recording with window 1."""
     return makespan([waits / count] * count, [computes / count] * count, 3)
 
 

@@ -159,7 +159,5 @@ def _run_slowed(
 
 
 def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:
-    lines = [f"{'rank':<6}{'the call, ms':>14}{'the wait, ms':>14}"]
-    for rank, (call, wait) in enumerate(told):
-        lines.append(f"{rank:<6}{1000 * call:>14.2f}{1000 * wait:>14.2f}")
-    return "\n".join(lines)
+    rows = (f"{rank:<6}{1000 * call:>14.2f}{1000 * wait:>14.2f}" for rank, (call, wait) in enumerate(told))
+    return "\n".join([f"{'rank':<6}{'the call, ms':>14}{'the wait, ms':>14}", *rows])

@@ -138,8 +138,7 @@ def draw_run(timeline: StepTimeline, title: str) -> Picture:
 def draw_slow_links(
     runs: Sequence[StepTimeline], with_window_3: Callable[[float, float, int], float], count: int = 6
 ) -> Picture:
-    """A loop's runs with windows 1 and 3 on slow links, and the time that the function predicts for window
-    3."""
+    """A loop's runs with windows 1 and 3 on slow links, and the function's prediction for window 3."""
     one, three = runs
     yours = with_window_3(*works_and_waits(one), count)
     headings = (

@@ -14,8 +14,7 @@ TIMES = {"F": 1, "B": 2}
 
 
 def one_f_one_b(stage: int, stages: int, micro: int) -> str:
-    """The exercise's reference: a few forwards, then a backward and a forward in turn, then the backwards
-    that are left."""
+    """The exercise's reference: some forwards, then a backward and a forward in turn, then more backwards."""
     ahead = min(micro, stages - stage)
     return "F" * ahead + "BF" * (micro - ahead) + "B" * ahead
 

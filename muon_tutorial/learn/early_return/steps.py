@@ -86,8 +86,7 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
 
 
 def say_gains(recording: Recording, with_window_3: Callable[[float, float, int], float]) -> str:
-    """A table. Window 1: rank 0's work and waits, and the step. Window 3: the step and two predictions of
-    it."""
+    """A table. Window 1: rank 0's work and waits, and the step. Window 3: the step and two predictions."""
     expected = predict_recorded(recording)
     lines = [f"{'window':<18}{1:>7}{1:>7}{1:>8}{3:>8}{3:>8}{3:>14}"]
     lines += [

@@ -238,8 +238,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
 def guesses(*asked: Any, within: float = 0.0, **more: Any) -> Exercise:
     """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong.
 
-    Usual mistakes may follow, each as a pair: a wrong value, and what to say about it. ``more`` are other
-    fields of the exercise.
+    Usual mistakes may follow, as pairs: a wrong value, and the reply. ``more``: the exercise's other fields.
 
     >>> legs = guesses(("legs", 6, "Count them.", (8, "A spider has as many.")), praise="A bee has six.")
     >>> legs.check(8)

@@ -72,7 +72,12 @@ def draw_scope(step: int, spectrum: str) -> Picture:
     right.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     right.plot(places, ends.sort(descending=True).values.tolist(), "o", color=MUON, markersize=5, alpha=0.7)
     right.set(ylim=(0, 1.3))
-    said = _describe_scope(step, spectrum, starts, ends)
+    above = int((ends > 1).sum())
+    said = (
+        f"{_say_step(step)}, for {SPECTRA[spectrum]}: the {len(ends)} singular values, which began between "
+        f"{starts.min():.2g} and {starts.max():.2g}, lie between {ends.min():.2g} and {ends.max():.2g}; "
+        f"{above} of them lie above 1."
+    )
     return finish(figure, f"five_products-scope-{step}-{spectrum}", said)
 
 
@@ -90,15 +95,6 @@ def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     axes.set(xscale="log", xlim=(_START, 1.15), ylim=(0, 1.3))
     axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
     axes.minorticks_off()
-
-
-def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> str:
-    above = int((ends > 1).sum())
-    return (
-        f"{_say_step(step)}, for {SPECTRA[spectrum]}: the {len(ends)} singular values, which began between "
-        f"{starts.min():.2g} and {starts.max():.2g}, lie between {ends.min():.2g} and {ends.max():.2g}; "
-        f"{above} of them lie above 1."
-    )
 
 
 def microscope(live: bool = True) -> Shell | Picture:

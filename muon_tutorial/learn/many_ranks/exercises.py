@@ -97,8 +97,7 @@ def quiz() -> Exercise:
 
 
 def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
-    """The exercise's reference: the most ranks along dp with which the all_reduce takes no longer than
-    backward.
+    """The exercise's reference: the most ranks along dp with which backward hides the whole all_reduce.
 
     With n entries on each of P ranks, backward takes 4·n·tokens / (P·flops) seconds, and the all_reduce
     2·2·n·(P − 1) / (P·bandwidth).

@@ -1,5 +1,4 @@
-"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, and where backward ceases to
-hide gradients."""
+"""Predicted pictures of lesson 14: a step over ranks, idle owners, and which gradients backward can hide."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ TOKENS, FLOPS = 4_194_304, 400e12
 
 @dataclass(frozen=True, slots=True)
 class StepAtScale:
-    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the ranks at the busiest owner's
-    place along dp.
+    """A model's predicted step on ``ranks`` ranks. Seconds are those at the busiest owner's place along dp.
 
     ``work``: operations of Newton–Schulz at each place along dp. ``once``: seconds that one owner would need
     for all matrices. ``floor``: seconds for the costliest matrix alone, whose shape is ``largest``.

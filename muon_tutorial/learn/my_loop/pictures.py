@@ -138,7 +138,6 @@ def _last(life: RunLife) -> float:
 
 
 def _say_attempt(attempt: Attempt) -> str:
-    """An attempt in words, for the alt text."""
     saved = f"after step {', '.join(map(str, attempt.saved))}" if attempt.saved else "nothing"
     killed = f", and rank {attempt.killed[0]} is killed" if attempt.killed else ""
     did = f"begins at step {attempt.begin}, saves {saved} and ends after step {attempt.end}"

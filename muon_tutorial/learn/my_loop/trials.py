@@ -260,7 +260,9 @@ PARTS = 64
 
 def say_traps(seed: int) -> str:
     """The traps, one per line, with their numbers."""
-    named = dict(tiny_job.TinyModel().named_parameters())
+    model = tiny_job.TinyModel()
+    renamed: Any = torch.compile(model)
+    named = dict(model.named_parameters())
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
     muon, adamw = (f"lr × {adjusted_lr(1.0, way, (64, 16)):.2f}" for way in (None, "match_rms_adamw"))
@@ -278,7 +280,7 @@ def say_traps(seed: int) -> str:
         "embedding, head": "they have two dimensions, too: by shape alone, Muon would take "
         f"{by_shape} matrices, not {hidden}",
         "reduce dtype": f"the sum of {PARTS} gradients, added in bfloat16, is off by {lost:.1%}",
-        "checkpoint keys": f"torch.compile renames {_key()} to {_key(compiled=True)}",
+        "checkpoint keys": f"torch.compile renames {next(iter(named))} to {next(iter(renamed.state_dict()))}",
     }
     return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 
@@ -290,9 +292,3 @@ def _gradient(step: int, seed: int) -> Tensor:
     gradient = model.get_parameter("layers.0.up.weight").grad
     assert gradient is not None
     return gradient
-
-
-def _key(compiled: bool = False) -> str:
-    model: nn.Module = tiny_job.TinyModel()
-    found: Any = torch.compile(model) if compiled else model
-    return next(iter(found.state_dict()))

@@ -128,8 +128,7 @@ def _say_rounding(module: ModuleType) -> str:
 
 
 def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
-    """Try matrices whose rows lie on all ranks (lessons 11, 12), and whole gradients on every rank (lesson
-    04)."""
+    """Try matrices with rows on all ranks (lessons 11, 12), and whole gradients on every rank (lesson 04)."""
     rank, many = dist.get_rank(), dist.get_world_size()
     grads = [_integers(shape, 3, i) for i, (shape, _) in enumerate(matrices)]
     due = [zeropower_via_newtonschulz(grad) for grad in grads]

@@ -320,8 +320,7 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def sent(entries: int, ranks: int, item: int, times: tuple[int, int] = (2, 3)) -> dict[str, int]:
-    """The exercise's reference: bytes that a rank sends in a step. ``times``: how many collectives ZeRO-1
-    makes, and ZeRO-3."""
+    """The exercise's reference: bytes a rank sends in a step. ``times``: collectives of ZeRO-1, of ZeRO-3."""
     once = (ranks - 1) * entries * item // ranks
     return {"ZeRO-1": times[0] * once, "ZeRO-3": times[1] * once}
 

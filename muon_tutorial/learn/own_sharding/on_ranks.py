@@ -72,8 +72,7 @@ class TrialNote:
 class RankTrial:
     """One rank's results of the three functions; ``differs`` is the first parameter with wrong bits.
 
-    ``owners`` is what ``assign`` returned for the rank's ``group``, ``of_all`` what it returned for a group
-    of all ranks.
+    ``owners`` is what ``assign`` returned for the rank's ``group``, ``of_all`` for a group of all ranks.
     """
 
     group: tuple[int, ...]

@@ -83,8 +83,7 @@ def mixed_model(dp: int, tp: int) -> MixedModel:
 
 
 def as_the_package(model: MixedModel) -> dict[int, int]:
-    """The owners that the package's helpers choose: one set of holders after another, in each the costliest
-    matrix first."""
+    """The owners that the package's helpers choose: for one set of holders after another, costliest first."""
     owners: dict[int, int] = {}
     loads = dict.fromkeys(model.ranks, 0)
     for holders in dict.fromkeys(matrix.holders for matrix in model.matrices):

@@ -60,9 +60,7 @@ def _sent(operator: str, args: Sequence[Any]) -> list[Transfer]:
 
 
 def _bytes(tensors: Any) -> int:
-    if isinstance(tensors, Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_bytes(each) for each in tensors)
+    return tensors.nbytes if isinstance(tensors, Tensor) else sum(map(_bytes, tensors))
 
 
 def _to_root(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:

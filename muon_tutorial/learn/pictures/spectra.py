@@ -64,8 +64,7 @@ def decades(axes: Axes) -> None:
 
 
 def plot(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draw each curve over its directions, numbered from 1. Values too small for the axis lie at its lower
-    end."""
+    """Draw curves over their directions, numbered from 1. Values too small for the axis lie at its foot."""
     for curve in curves:
         heights = [max(value, _FLOOR) for value in curve.values]
         places = range(1, len(heights) + 1)

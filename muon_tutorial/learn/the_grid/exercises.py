@@ -171,16 +171,13 @@ def mismatch_exercise() -> Exercise:
         ([rows[:1], rows[:1], rows[:1], rows[:2]],),
     ]
 
-    def to_the_shortest(lists: Lists) -> int | None:
-        return first_mismatch([wanted[: min(map(len, lists))] for wanted in lists])
-
     def from_one(lists: Lists) -> int | None:
         at = first_mismatch(lists)
         return None if at is None else at + 1
 
     over = "A rank whose list has ended makes no such call: go to the end of the longest list."
     slips = (
-        (over, to_the_shortest),
+        (over, lambda lists: first_mismatch([wanted[: min(map(len, lists))] for wanted in lists])),
         ("Count calls from 0.", from_one),
         ("Compare all ranks, not only the first two.", lambda lists: first_mismatch(lists[:2])),
         ("The order counts: compare call by call.", lambda lists: first_mismatch(list(map(sorted, lists)))),

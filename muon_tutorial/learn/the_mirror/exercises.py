@@ -110,8 +110,7 @@ def _refuse_blanks(function: Any) -> None:
 
 
 def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
-    """Judge ``way_back`` on two hops. The second hop brings the whole matrix to all ranks, or only to one
-    owner."""
+    """Judge ``way_back`` on two hops. The second brings the whole matrix to all ranks, or to one owner."""
     rows, columns, asked = 2 * grid.size("dp"), 3 * grid.size("tp"), list[str]()
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     route = Route(hops, torch.float32)

@@ -51,8 +51,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The gradients on a dp position's part of the text of ``gpt.py``; the lessons' numbers depend on this
-    text."""
+    """The gradients on a dp position's part of the text of ``gpt.py``; the lessons' numbers depend on it."""
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)

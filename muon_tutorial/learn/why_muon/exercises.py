@@ -58,9 +58,7 @@ def write_loudest() -> Exercise:
 
 
 def promise(G: Tensor, update: Tensor) -> Tensor:
-    """The exercise's reference: how much an update promises to lower the loss, once its largest singular
-    value is scaled to 1.
-    """
+    """The exercise's reference: how far an update, scaled to spectral norm 1, promises to lower the loss."""
     return (G * update).sum() / torch.linalg.svdvals(update)[0]
 
 

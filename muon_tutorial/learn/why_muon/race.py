@@ -1,8 +1,7 @@
 """Lesson 01: SGD, AdamW and Muon race on the small GPT. A recording of the race comes with the package.
 
-In every lane, AdamW steps embedding, head and norms, at one learning rate that was tuned for AdamW. Only the
-optimizer of the hidden matrices differs. ``python -m muon_tutorial.learn.why_muon.race`` tunes and records
-again.
+In every lane, AdamW steps embedding, head and norms, at one learning rate tuned for AdamW. Only the optimizer
+of the hidden matrices differs. ``python -m muon_tutorial.learn.why_muon.race`` tunes and records again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A reader's prediction beside a run's result; both are folded until the reader has predicted something.
-Nothing is scored.
-"""
+"""A reader's prediction beside a run's result, both folded until the reader predicts. Nothing is scored."""
 
 from __future__ import annotations
 

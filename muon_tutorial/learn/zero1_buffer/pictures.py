@@ -36,25 +36,21 @@ def hero() -> Picture:
 def draw_rulers(plan: Plan, name: str = "", lit: str = "", more: str = "") -> Picture:
     """The three rulers. ``more`` ends the headline, and the matrix ``lit`` is marked on all three."""
     figure, axes = blank(_WIDTH, 264)
-    headline = _headline(plan) + more
+    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), ranges.padding_of(plan)
+    headline = f"{count} bucket{'s' * (count > 1)} · dp {dp} · {padding} entries of padding (grey){more}"
     write(axes, 12, 22, headline, 12)
     _draw_rulers(axes, plan, 48, lit)
-    dp, first = plan.grid.size("dp"), length_of(plan, plan.buckets[0])
     said = [headline + "."]
     for bucket in plan.buckets:
         length = length_of(plan, bucket)
         metas = bucket.dist_meta(plan.grid.at(0))
         names = [f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas]
         said.append(f"Bucket {bucket.index} of {length} entries holds {', '.join(names)}.")
-        step = length // plan.grid.size("dp")
+        step = length // dp
         slices = [f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)]
         said.append(f"Its slices by dp position: {'; '.join(slices)}.")
-    return finish(figure, name or f"rulers-{dp}-{len(plan.buckets)}-{first}", " ".join(said))
-
-
-def _headline(plan: Plan) -> str:
-    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), ranges.padding_of(plan)
-    return f"{count} bucket{'s' * (count > 1)} · dp {dp} · {padding} entries of padding (grey)"
+    first = length_of(plan, plan.buckets[0])
+    return finish(figure, name or f"rulers-{dp}-{count}-{first}", " ".join(said))
 
 
 def _scale(plan: Plan) -> float:
