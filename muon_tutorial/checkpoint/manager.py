@@ -48,8 +48,9 @@ class CheckpointManager:
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep. The one saved last stays, with those of the steps closest before
-            it. Anything else in the folder stays, such as a checkpoint that is being copied there.
+        keep: how many complete checkpoints to keep: the one saved last, and those of the steps closest before
+            it. Older ones are removed. Anything else in the folder stays, such as a checkpoint that is being
+            copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.

@@ -155,7 +155,7 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # a group may have been made since, with other recipes
+            if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
@@ -503,7 +503,9 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
     if trained and not any(param.grad is not None for param in trained):
         flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
         if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
-            raise UsageError(f"a flat parameter has the gradients, this Muon's parameters none: {FLATTENED}")
+            raise UsageError(
+                f"a flat parameter has the gradients, and this Muon's parameters have none: {FLATTENED}"
+            )
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

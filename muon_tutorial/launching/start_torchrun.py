@@ -2,9 +2,10 @@
 
 Knows torchrun's command line, and nothing about the script. ``run_agent``, which is ``python -m muon_tutorial
 torchrun``, differs from plain torchrun in four ways. ``run_agent`` can restart ranks on several machines;
-plain torchrun needs ``OWN_STORE`` in its environment for that. If a signal ends the job, ``run_agent`` prints
-one line; torchrun would print a traceback and exit with 1. At Ctrl-C the ranks of ``TRAIN``'s programs get
-SIGTERM. And SIGUSR1 and SIGUSR2, which kill plain torchrun, are passed on to the ranks.
+plain torchrun needs ``OWN_STORE`` in its environment for that. If a signal or an error ends the job,
+``run_agent`` prints one line; torchrun would print a traceback and exit with 1. At Ctrl-C the ranks of
+``TRAIN``'s programs get SIGTERM. And SIGUSR1 and SIGUSR2, which kill plain torchrun, are passed on to the
+ranks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 =================  =========================================================================================
 the_grid, …        a folder per notebook: what it runs on ranks, its pictures, its exercises
 exercises          judge: checks answers and gives hints; on_real_ranks: the same for answers that ranks run
-builds             runs the tests of files that begin empty; reference: their solutions
+builds             exercises without a stub; tests: what readers run; reference: solutions
 pictures           picture: a self-contained ``<img>`` with alt text; holdings, spectra: shared drawings
 widgets            controls that redraw a picture; answers that appear after a prediction
 inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine

@@ -40,7 +40,7 @@ smallest singular values. The difference is no larger with 8 shards than with 2.
 QUALITY_DIFFERENCE = 0.05
 """How much the numbers of ``Quality`` (error and largest singular value) may differ from the numbers of
 ``"stock"`` in a single process, with the same coefficients, spectra and shards. Measured: 0.003 and 0.016. On
-48 × 192, it was 0.026, because stock's bf16 iterates blur the step in the spectrum "cliff". On Gaussian
+48 × 192, 0.026 was measured, because stock's bf16 iterates blur the step in the spectrum "cliff". On Gaussian
 matrices, ‖X − Y‖/‖Y‖ is 0.01 between a result X and stock's result Y. On spectra that fall fast (k^−3, rank
 8) this distance is up to 0.32, because stock's rounding changes the smallest singular values.
 ``orthogonalize="gram"`` in one process differs as much from stock.

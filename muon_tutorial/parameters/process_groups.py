@@ -130,7 +130,8 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
         return Shard(0, rows[0])
     raise ConfigError(
         f"{index_name(index)}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
-        "different tensor-parallel positions; these may differ only if each position is cut as by torch.chunk"
+        "different tensor-parallel positions; rows may differ only if those of each position are cut as by "
+        "torch.chunk"
     )
 
 

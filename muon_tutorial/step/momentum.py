@@ -176,7 +176,7 @@ class MomentumShard:
         if tuple(saved.shape) != whole:
             raise UsageError(
                 f"{matrix.name}: a momentum of shape {tuple(saved.shape)}, loaded or kept from other "
-                f"parameters, fits neither the part of {at}, {self.shape}, nor the whole parameter, {whole}"
+                f"parameters, is neither {self.shape}, the part of {at}, nor {whole}, the whole parameter"
             )
         local = saved[held_box(whole, matrix.cuts, at).slices]
         if not self.flat:

@@ -115,8 +115,8 @@ class Machine:
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
         """The link that one member of a group uses in a collective of this kind.
 
-        The path of a ring or a chain leaves each node once, and all members' cards on the node share the
-        bytes sent there. In an exchange between all ranks, every rank sends through its own card.
+        A ring or a chain leaves each node once, and the cards of all its members there share these bytes. In
+        an exchange between all ranks, every rank sends through its own card.
         """
         if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
             return self.inside

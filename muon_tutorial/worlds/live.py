@@ -407,7 +407,10 @@ def _send_and_receive(
     here, ranks = group.rank(), group.size()
     coming[here].copy_(leaving[here])
     others = [position % ranks for position in range(here + 1, here + ranks)]  # the next position comes first
-    where: dict[str, Any] = {"group": group, "tag": tag}
-    works = [dist.irecv(coming[peer], group_src=peer, **where) for peer in others if coming[peer].numel()]
-    works += [dist.isend(leaving[peer], group_dst=peer, **where) for peer in others if leaving[peer].numel()]
-    return _Messages([work for work in works if work is not None])
+    asked = [
+        dist.P2POp(way, parts[peer], group=group, tag=tag, group_peer=peer)
+        for way, parts in ((dist.irecv, coming), (dist.isend, leaving))
+        for peer in others
+        if parts[peer].numel()
+    ]
+    return _Messages(dist.batch_isend_irecv(asked) if asked else [])

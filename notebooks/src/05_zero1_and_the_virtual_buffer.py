@@ -283,7 +283,7 @@ lesson.draw_buckets(costs)
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
 # the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24. With the
-# largest limit, no rank orthogonalizes more than 9. In one huge bucket, though, no rank could begin until all of it
+# largest limit, a rank orthogonalizes only those of which its slice has a part. In one huge bucket, though, no rank could begin until all of it
 # had arrived.
 #
 # ## One list in place of many buckets

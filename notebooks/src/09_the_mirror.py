@@ -2,7 +2,7 @@
 # # 09 · The mirror: how does every matrix find its way back?
 #
 # Ranks keep slices, and Newton–Schulz needs whole matrices, so a step joins the slices and cuts the matrices again.
-# Which of the step's seven phases cannot be undone?
+# Six of the step's seven phases only say who holds which entries. Which of these six cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -361,8 +361,8 @@ stepped.check(my_step)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
-# - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum cannot
-#   be undone.
+# - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum has
+#   no way back.
 # - A gather has to send something, and a slice only drops what a rank does not need. Where a matrix is gathered to an
 #   owner, the way back sends, too.
 # - The order in which groups are answered changes nothing.

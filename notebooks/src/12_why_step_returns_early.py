@@ -227,8 +227,12 @@ for window in (1, 2, 3, 4, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
+# <details><summary>Answers</summary>
+#
 # Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. Only the shorter of work and
 # sending can be hidden behind the longer, so overlap saves most where the two take about equally long.
+#
+# </details>
 
 # %% [markdown]
 # ## Find the missing wait
@@ -386,7 +390,7 @@ again.check(forward, backward)
 print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
 
 # %% [markdown]
-# The price is a third more computing.
+# If F takes one unit, B took two and now takes three, so the price is a third more computing.
 
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>

@@ -168,7 +168,9 @@ FSDP1 = r"FSDP1 .* use FSDP2 \(fully_shard, Accelerate's fsdp_version=2\)"
 FLAT = rf"0\.weight had shape \(8, 6\) when this optimizer was made, and has .* now: {FSDP1}"
 FLAT_MOMENTS = rf"and AdamW's moments of it are float32 of shape \(\d,\) on cpu: {FSDP1}"
 IN_A_FLAT_ONE = rf"^UsageError: 0\.weight is in a flat parameter of the model now: {FSDP1}"
-IN_ANOTHER_FLAT_ONE = f"^UsageError: a flat parameter has the gradients, this Muon's parameters none: {FSDP1}"
+IN_ANOTHER_FLAT_ONE = (
+    f"^UsageError: a flat parameter has the gradients, and this Muon's parameters have none: {FSDP1}"
+)
 NO_MATRICES = f"^UsageError: .* has no matrices: {FSDP1}"
 NOT_ONE = r"^NotAMatrixError: Muon takes only matrices; these are not: .*\(shape \(\d+,\)\)\. " + FSDP1
 AT_ONCE = (NO_MATRICES, NO_MATRICES, NOT_ONE)

@@ -25,7 +25,7 @@ from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, training
-from muon_tutorial.learn.my_muon.blocks import Kept
+from muon_tutorial.learn.my_muon.blocks import KeptBlock
 from scripts.notebooks import read_text, sources
 
 from ..exhaustive import left_out
@@ -308,7 +308,7 @@ def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyP
 def test_a_file_that_fails_as_it_trains_is_said_and_the_reference_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    text = blocks.with_block("", Kept("06", "groups", WRONG_GROUPS))
+    text = blocks.with_block("", KeptBlock("06", "groups", WRONG_GROUPS))
     (tmp_path / keep.FILE).write_text(text, encoding="utf-8")
     end = finale.train_it(2, 0, tmp_path)
     assert end.trouble

@@ -269,8 +269,8 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that goes through the ranks of each rank's last call (with ``of_all``, through all ranks),
-    and pairs the rank with those for which ``lacks`` holds."""
+    """A function that pairs each rank with those ranks of its last call (with ``of_all``, of all ranks) for
+    which ``lacks`` holds."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)

@@ -14,6 +14,6 @@ if __name__ == "__main__":
     build = parser.parse_args().build
     test, text = Path(f"test_{build}.py"), TESTS[build].read_text(encoding="utf-8")
     if test.exists() and test.read_text(encoding="utf-8") != text:
-        sys.exit(f"{test} is there already, with changes; rename it, or choose another folder")
+        sys.exit(f"{test} is there already, and is not this test; rename it, or choose another folder")
     test.write_text(text, encoding="utf-8")
     print(f"python {test} tests the {build}.py that you write beside it")

@@ -142,7 +142,7 @@ def wait_exercise(ranks: int) -> Exercise:
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right, but you wait for the share from the *other* buffer, which is idle."
+            said = "The bits are right, but you wait for the share from the *other* buffer: one would do."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
@@ -151,7 +151,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
-    hints = ("For how many micro-batches can stage 0 do F and B while one goes to the last stage and back?",)
+    hints = ("While one goes to the last stage and back, how many can stage 0 do F and B for, it included?",)
     praise = "As idle as GPipe, but a stage keeps at most one micro-batch for itself and each later stage."
     return Exercise(_judge_schedule, hints, praise)
 

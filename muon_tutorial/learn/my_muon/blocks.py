@@ -24,7 +24,7 @@ _MARK = re.compile(r"^# ── (?:lesson (\d\d): |end of )(\w+) ──$", re.MUL
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptBlock:
     """One answer: its lesson and name, its source without the marks, and the source's first line number."""
 
     lesson: str
@@ -41,9 +41,9 @@ class BrokenFileError(ValueError):
     """The blocks of a file cannot be told apart. The message names the line."""
 
 
-def blocks_of(text: str) -> dict[str, Kept]:
+def blocks_of(text: str) -> dict[str, KeptBlock]:
     """The blocks of a file, by name; raises BrokenFileError if a mark has no partner."""
-    found: dict[str, Kept] = {}
+    found: dict[str, KeptBlock] = {}
     opened: re.Match | None = None
     for mark in _MARK.finditer(text):
         line = text.count("\n", 0, mark.start()) + 1
@@ -52,7 +52,7 @@ def blocks_of(text: str) -> dict[str, Kept]:
             raise BrokenFileError(f"line {line}: the block of {what}")
         if opened:
             start = text.count("\n", 0, opened.end()) + 2
-            found[mark[2]] = Kept(opened[1], mark[2], text[opened.end() + 1 : mark.start()], start)
+            found[mark[2]] = KeptBlock(opened[1], mark[2], text[opened.end() + 1 : mark.start()], start)
         opened = None if opened else mark
     if opened:
         line = text.count("\n", 0, opened.start()) + 1
@@ -60,7 +60,7 @@ def blocks_of(text: str) -> dict[str, Kept]:
     return found
 
 
-def with_block(text: str, block: Kept) -> str:
+def with_block(text: str, block: KeptBlock) -> str:
     """The file with this block in place of the block of the same name, or at the end if there is none."""
     if block.name not in blocks_of(text):
         return f"{(text or HEAD).rstrip()}\n\n\n{block}"
@@ -70,22 +70,22 @@ def with_block(text: str, block: Kept) -> str:
 
 
 @cache
-def reference() -> tuple[str, Mapping[str, Kept]]:
+def reference() -> tuple[str, Mapping[str, KeptBlock]]:
     """The text of the complete file, and its blocks, in the order of lessons."""
     text = _OF_REFERENCE.sub(r"\g<0># ── end of \1 ──\n\n\n", REFERENCE.read_text(encoding="utf-8"))
     return text, blocks_of(text)
 
 
-def completed(mine: Mapping[str, Kept]) -> str:
+def completed(mine: Mapping[str, KeptBlock]) -> str:
     """The reference with the reader's blocks in place of its own."""
     text, due = reference()
     for name, block in mine.items():
         if name in due:
-            text = with_block(text, Kept(due[name].lesson, name, f"# yours\n{block.source}"))
+            text = with_block(text, KeptBlock(due[name].lesson, name, f"# yours\n{block.source}"))
     return text
 
 
-def problem_of(block: Kept) -> str | None:
+def problem_of(block: KeptBlock) -> str | None:
     """Why a block cannot be used, with the line in the file; None if it can."""
     try:
         tree = ast.parse(block.source)

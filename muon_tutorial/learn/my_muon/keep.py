@@ -25,7 +25,15 @@ from unittest.mock import patch
 from ...errors import TutorialError
 from ...launching.launch import launch
 from . import blocks, on_ranks
-from .blocks import BrokenFileError, Kept, completed, names_of_reference, problem_of, reference, with_block
+from .blocks import (
+    BrokenFileError,
+    KeptBlock,
+    completed,
+    names_of_reference,
+    problem_of,
+    reference,
+    with_block,
+)
 
 FILE = "my_muon.py"
 _PARAMETERS = {"dp", "tp", "steps", "seed", "backend", "bucket", "widgets"}
@@ -39,7 +47,7 @@ class NotKeptError(Exception):
 class MyMuon:
     """The reader's file as found: its usable blocks, and what is wrong with its other blocks."""
 
-    blocks: dict[str, Kept]
+    blocks: dict[str, KeptBlock]
     problems: tuple[str, ...] = ()
 
 
@@ -54,7 +62,7 @@ def keep(answers: Mapping[str, Any], folder: Path | None = None) -> str:
     who = f"{' and '.join(answers)} {'are' if len(answers) > 1 else 'is'}"
     try:
         lessons = reference()[1]
-        found = {n: Kept(lessons[n].lesson, n, source_with_helpers(n, f)) for n, f in answers.items()}
+        found = {n: KeptBlock(lessons[n].lesson, n, source_with_helpers(n, f)) for n, f in answers.items()}
         if wrong := next(filter(None, map(problem_of, found.values())), None) or try_on_ranks(found):
             raise NotKeptError(wrong)
         _write(path, reduce(with_block, found.values(), _read(path)))
@@ -79,7 +87,7 @@ def _write(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def try_on_ranks(found: Mapping[str, Kept]) -> str | None:
+def try_on_ranks(found: Mapping[str, KeptBlock]) -> str | None:
     """What goes wrong on four ranks with the complete file, if it has these blocks. None if nothing does."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE

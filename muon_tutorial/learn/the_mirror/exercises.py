@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Plan, Replicate, Route, Shard
+from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Plan, Replicate, Route, Shard
 from ...engine.collective import Collective, Label, Walk
 from ...engine.travel import travel
 from ...plan.bucket import DistMeta
@@ -55,7 +55,10 @@ def found_mirror(plan: Plan) -> dict[str, Any]:
     last = len(PHASES) + 1
     loud = {sent.phase for diary in recording.diaries for sent in diary.sent}
     silent = [phase for phase in range(1, last) if phase not in loud]
-    lost = next(number for number, kind in enumerate(PHASES, 1) if "reduce" in kind)
+    bucket = plan.buckets[0]
+    routes = bucket.gradient, bucket.compute, bucket.entries[0].route
+    sums = [any(isinstance(hop.src, Partial) for hop in route.hops) for route in routes]
+    lost = sums.index(True) + 1
     return {"lost": lost, "silent": silent}
 
 

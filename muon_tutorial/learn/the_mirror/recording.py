@@ -61,7 +61,7 @@ Tile = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SentPiece:
+class SentMessage:
     """One message that a rank sent in the step: ``numbers`` counts its elements, and ``size`` its bytes."""
 
     phase: int
@@ -79,7 +79,7 @@ class RankDiary:
     rank: int
     tiles: Mapping[str, Sequence[Sequence[Tile]]]
     contents: Mapping[str, Sequence[str]]
-    sent: Sequence[SentPiece]
+    sent: Sequence[SentMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Diarist:
     at: Coordinate
     tiles: dict[str, list[list[Tile]]] = field(init=False)
     contents: dict[str, list[str]] = field(init=False)
-    sent: list[SentPiece] = field(default_factory=list)
+    sent: list[SentMessage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         names = [entry.matrix.name for bucket in self.plan.buckets for entry in bucket.entries]
@@ -126,7 +126,7 @@ class Diarist:
         if label.phase in PHASES and at == self.at:
             numbers = 0 if request.send is None else request.send.numel()
             size, number = numbers * request.dtype.itemsize, PHASES.index(label.phase) + 1
-            self.sent.append(SentPiece(number, label.subject, request.kind, axis, numbers, size))
+            self.sent.append(SentMessage(number, label.subject, request.kind, axis, numbers, size))
 
     def note(self, moment: int, name: str, held: Tensor) -> None:
         """Note a hash of the bytes that the rank holds of a matrix."""
@@ -220,7 +220,7 @@ def loads(text: str) -> StepRecording:
     for diary in found["diaries"]:
         tiles = diary["tiles"].items()
         diary["tiles"] = {n: [[tuple(tile) for tile in moment] for moment in moments] for n, moments in tiles}
-        diary["sent"] = [SentPiece(**sent) for sent in diary["sent"]]
+        diary["sent"] = [SentMessage(**sent) for sent in diary["sent"]]
     shapes = {name: tuple(sides) for name, sides in found["shapes"].items()}
     diaries = tuple(RankDiary(**diary) for diary in found["diaries"])
     return StepRecording(**{**found, "shapes": shapes, "diaries": diaries})

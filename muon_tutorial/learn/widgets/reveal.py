@@ -47,7 +47,7 @@ class ComparedPrediction:
     def __repr__(self) -> str:
         rows = [
             f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
-            if mine
+            if mine or name in self.predicted
             else f"{name}: {found}"
             for name, mine, found, verdict in self._rows()
         ]
