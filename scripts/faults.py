@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, many in totals(outcomes).items():
             print(f"{name:>18} {many or '–'}")
         share = 100 * share_named(outcomes)
-        print(f"{share:.1f} % of runs that one rank's fault ended name it; {seconds:.0f} s")
+        print(f"{share:.1f} % of runs that one faulty rank broke name that rank; {seconds:.0f} s")
         if asked.out is not None:
             write(asked, outcomes, seconds)
 
@@ -99,7 +99,7 @@ def write(asked: argparse.Namespace, outcomes: Sequence[Outcome], seconds: float
         "seeds": ", ".join(map(str, asked.seed)),
         "cases": len(outcomes),
         "seconds": round(seconds),
-        "rank at fault named": f"in {100 * share_named(outcomes):.1f} % of runs that a rank's fault ended",
+        "rank at fault named": f"in {100 * share_named(outcomes):.1f} % of runs that one faulty rank broke",
     }
     bad = [outcome for outcome in outcomes if not outcome.is_good]
     tables = [counts_table(counts(outcomes), command)]

@@ -89,7 +89,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     same = sum(bool(one.same_sign) for one in signed)
     return (
         f"{' '.join(counts)} Of the {len(signed)} rows that claim a direction (above or below some value), "
-        f"ours agree with {same}. Every row that disagrees says why."
+        f"our figures agree with {same}. Every row that disagrees says why."
     )
 
 

@@ -4,7 +4,7 @@
 
 writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
 measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
-the seconds that the step's calls of torch.distributed and its sleeps take alone. A second table has steps
+the same ratio for the step's calls of torch.distributed and its sleeps alone. A second table has steps
 with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need no core;
 their messages are real, and need some. The script takes five minutes.
 """
@@ -46,8 +46,8 @@ from scripts.files import made
 from scripts.result_files import command_line, machine_facts, markdown, result_parser, say, write_results
 
 OPENING = (
-    "A strategy shares the work of Newton–Schulz only if owners work at the same time. Here owners sleep "
-    "instead of running Newton–Schulz, so that any machine can show whether they work at the same time."
+    "A strategy shares the work of Newton–Schulz only if owners work at the same time. In the first table, "
+    "owners sleep instead of running Newton–Schulz, so that any machine can show whether they do."
 )
 SHARED = {name: STRATEGIES[name] for name in ("owner", "layerwise", "round_robin", "zero1")}
 """The strategies that share the work of Newton–Schulz."""

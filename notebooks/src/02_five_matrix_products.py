@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can write Newton–Schulz, say what it makes of a singular value without
-# computing a matrix, find bounds for all singular values at the end, and count its FLOPs.
+# **Fifty-five minutes.** At the end you can write Newton–Schulz, say, without computing a matrix, what it makes of a
+# singular value, find bounds for all singular values at the end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #

@@ -269,7 +269,7 @@ def as_one_and_apart(times):
 torch.manual_seed(seed)
 one, apart = as_one_and_apart(times=1)
 louder, due = as_one_and_apart(times=5)
-print(f"distance between one and apart, divided by the size of one: {(one - apart).norm() / one.norm():.2f}")
+print(f"distance between `one` and `apart`, divided by the size of `one`: {(one - apart).norm() / one.norm():.2f}")
 size, times = apart.norm() / one.norm(), due[688:].norm() / louder[688:].norm()
 compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2), "smaller": round(times.item())})
 

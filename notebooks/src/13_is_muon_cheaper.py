@@ -246,7 +246,7 @@ once.check(communicating)
 # %%
 communicating = once.accepted_or(lesson.communicating)
 by_name = sum(event.duration for event in events if event.communicates)
-print(f"sum over names: {by_name:,} ns; time in which communication ran: {communicating(events):,} ns")
+print(f"sum over events with such names: {by_name:,} ns; time in which communication ran: {communicating(events):,} ns")
 
 # %% [markdown]
 # The report's own traces, in milliseconds over five steps:
@@ -398,7 +398,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In one step `boundary` sends hardly more than AdamW, and it takes fewer steps. `zero1`
+# In one step `boundary` sends hardly more than AdamW, and Muon takes fewer steps. `zero1`
 # gathers everything. `layerwise` sends no more than AdamW, but its matrices are unequal and travel to one owner after
 # another, while other links are idle.
 #
@@ -416,8 +416,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # <details><summary>Three names, and what is counted</summary>
 #
 # `gram` is lesson 08's last optional exercise, `owner_per_replica` is lesson 11's HSDP, but with an owner in each
-# replica, and `layerwise` has `tp="share"`: the tp ranks at a place divide its matrices among them. Where a strategy
-# expects averaged gradients, their all_reduce is counted, too.
+# replica, and `layerwise` has `tp="share"`: the tp ranks at a place divide the place's matrices among themselves.
+# Where a strategy expects averaged gradients, their all_reduce is counted, too.
 #
 # </details>
 

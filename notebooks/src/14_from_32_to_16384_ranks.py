@@ -189,7 +189,7 @@ print(lesson.say_experts())
 #
 # ## Even entries, uneven work
 #
-# DeepSeek V3's matrices differ even more. The largest has eight times the entries of an expert's (2,048 × 7,168), and
+# In four of DeepSeek V3's layers, the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and
 # thirty times the work:
 
 # %%
@@ -248,9 +248,9 @@ print(lesson.say_clocked())
 # - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
 # - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
-# change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
-# beyond 1,024): until then several matrices of one owner share a call, and from there on every matrix needs a call of
-# its own.
+#   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out (in the first table,
+#   beyond 1,024): until then several matrices of one owner share a call, and from there on every matrix needs a call
+#   of its own.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>

@@ -52,7 +52,7 @@ from ..worlds.requests import PARTS, ROOT, Ask
 
 
 def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
-    """For each matrix that tp cuts and this rank orthogonalizes: how many elements each tp rank holds."""
+    """For each matrix that tp cuts and this rank orthogonalizes: the elements of the largest tp piece."""
     worked = [entry for bucket in plan.buckets for entry in bucket.entries if bucket.works_on(entry, at)]
     return [entry.size for entry in worked if entry.route.hops]
 

@@ -121,10 +121,9 @@ def test_a_signal_while_ranks_start_ends_the_command_at_once(
         time.sleep(moment)
         os.killpg(train.pid, signal.Signals[sent])
     said = (tmp_path / "said.log").read_text()
-    # Python itself is interrupted by SIGINT from the start; the command heeds SIGTERM a moment later.
-    assert train.returncode in {code, -signal.SIGTERM if sent == "SIGTERM" else code}, said
+    assert train.returncode == code, said
     run = tmp_path / "run"
-    assert Saving(run).whole_step(print) == (len(losses(run)) or None)
+    assert (Saving(run).whole_step(print) or 0) - len(losses(run)) in (0, 1)
     assert "Traceback" not in said
     assert "launch again" not in said
 

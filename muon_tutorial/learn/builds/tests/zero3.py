@@ -1,4 +1,3 @@
-import collections
 import gc
 import threading
 import time
@@ -99,7 +98,8 @@ def all_of_it_travels_on_your_ring(rank, ranks):
 
 
 NUMBERS = {8: 0, 12: 1, 16: 2}
-begun: dict[str, threading.Event] = collections.defaultdict(threading.Event)
+PLACES = [f"{what} {n}" for what in ("layer", "gather") for n in range(-1, 4)]
+begun = {f"{place}, {way}": threading.Event() for place in PLACES for way in ("forward", "backward")}
 
 
 def meet(mine, other):
