@@ -211,7 +211,7 @@ lesson.explore(run, orthogonalize, live=widgets)
 #
 # Suppose no step may move a layer's output too far, whatever the input. The longest arrow counts, so divide `update`
 # by its largest singular value. Then compute its *promise*, how far the loss would fall if the gradient stayed the
-# same: multiply each of its entries by the entry of `G` in the same place, and add up the products.
+# same: multiply each entry of the divided update by the entry of `G` in the same place, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -264,8 +264,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. The table's last line is not the update, but what weight
-# decay takes from `W`.)
+# (**RMS**, root mean square, is the usual size of an entry. The last line of the table below, weight decay, is no part
+# of the update: it is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -403,7 +403,7 @@ print(lesson.say_cost(G))
 # %% tags=["stub"]
 answers = {
     "sum": ...,  # of all singular values of orthogonalize(G)
-    "times": ...,  # G's loudest direction, as a multiple of the median one
+    "times": ...,  # S[0] as a multiple of S.median(), the lower of the two middle values
     "factor": ...,  # the size factor of a weight of 400 rows and 100 columns
     "left_out": ...,  # entries of all parameters that AdamW has
 }

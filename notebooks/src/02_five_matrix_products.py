@@ -56,7 +56,7 @@ write, whole, bound, cost, lifting, quiz = lesson.all_exercises(steps)
 # ## Odd powers keep the directions
 #
 # **Newton–Schulz** lays a tall matrix on its side, divides by the **Frobenius norm** (the root of the sum of all
-# squared entries), and then multiplies the matrix with itself:
+# squared entries), and then multiplies the matrix with itself.
 
 # %%
 recorded = recordings.real_gradient()
@@ -169,9 +169,9 @@ write.check(step)
 # ## Write all of it
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. In lesson 16 `G` is in **bfloat16**
-# (16 bits a number), but here it is not, so compute and return in the dtype of `G`. To get torch's bits, write both
-# sums of your `step` with `torch.addmm`.
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Compute and return in the dtype of
+# `G`: in lesson 16 that is **bfloat16** (16 bits a number), here it is not. To get torch's bits, write both sums of
+# your `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -346,9 +346,9 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most: of 64 values, about thirty are
-# below 0.01 after 40 training steps (lesson 01), and three after 300 (this lesson). Polar Express and CANS
-# lift most, because their first `a` is above 8.
+# An update's directions need only be *about* equally loud, so lifting matters most early in training: of 64 values,
+# about thirty are below 0.01 after 40 training steps (lesson 01), but only three after 300 (this lesson). Polar
+# Express and CANS lift most, because their first `a` is above 8.
 #
 # ## Recap
 #

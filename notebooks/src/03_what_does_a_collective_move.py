@@ -242,7 +242,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par is what a rank sends in an all_reduce made of both your halves.)
+# (Par is what a rank sends in an all_reduce of 4,096 float32 entries, made of both your halves.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 
@@ -344,7 +344,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Each half costs (P − 1)/P of the tensor's bytes, which is less than all of them even on a thousand ranks.
+# Each half costs (P − 1)/P of the tensor's bytes, so never as much as the whole tensor, even on a thousand ranks.
 #
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
@@ -361,8 +361,8 @@ formulas.check(formula)
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to
-# their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. S is the
-# bytes of all these pieces together.)
+# their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. There, S
+# is the bytes of all pieces of all ranks.)
 #
 # | collective | bytes |
 # |---|---|

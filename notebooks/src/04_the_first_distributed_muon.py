@@ -326,9 +326,9 @@ for ranks in (6, 8, 128):
     print(f"{ranks:3} ranks: the busiest has {fair_shares(lesson.COSTS, ranks):.1f} fair shares")
 
 # %% [markdown]
-# Among 6 owners, two get all the large ones. Among 8, for which the early code was made, the work is even. Below, on
-# the right, the costliest matrix comes first, and each goes to the rank with the least work so far. Which numbers of
-# ranks suit round robin (by index)?
+# Among 6 owners, two get all the large ones. Among 8, for which the early code was made, the work is even. The picture
+# below deals matrices out in two ways: by index, which is round robin, and on the right costliest first, each to the
+# rank with the least work so far. Which numbers of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
@@ -395,8 +395,8 @@ print(lesson.say_clock(alone, pair))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Compute once, share the update: each matrix has one owner.
-# - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes if all ranks own equally
-#   much, and more if not.
+# - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half as many bytes if all ranks own
+#   equally much, and more than half if not.
 # - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
 #   error.
 # - The makespan is the work of the busiest rank. With round robin, work is even only by luck. Longest first stays

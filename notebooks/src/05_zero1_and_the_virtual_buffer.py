@@ -283,8 +283,8 @@ lesson.draw_buckets(costs)
 # %% [markdown]
 # The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
 # the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24. With the
-# largest limit, a rank orthogonalizes only those of which its slice has a part. In one huge bucket, though, no rank could begin until all of it
-# had arrived.
+# largest limit, a rank orthogonalizes only those of which its slice has a part. In one huge bucket, though, no rank
+# could begin until all of it had arrived.
 #
 # ## One list in place of many buckets
 #
@@ -324,7 +324,7 @@ lesson.draw_cuts(dp, tp)
 # %% tags=["stub"]
 answers = {
     "kept": ...,  # how many entries of momentum does rank 0 keep, padding not counted?
-    "padding": ...,  # how many entries of padding are in all buckets together?
+    "padding": ...,  # how many entries of padding are in all buckets together, with the notebook's dp?
     "buckets": ...,  # how many buckets are there if each takes at most 100 entries?
 }
 

@@ -300,9 +300,9 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 #
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that: PyTorch takes a rank's first call of `new_group` and every other rank's
-# first call for the same group. So a rank with another order waits for ranks that never come. Which call is the first
-# to differ?
+# Even *making* groups can go wrong like that: PyTorch assumes that the first call of `new_group` makes the same group
+# on every rank, the second call too, and so on. So a rank with another order waits for ranks that never come. Which
+# call is the first to differ?
 #
 # *Easy · 4 minutes · required*
 

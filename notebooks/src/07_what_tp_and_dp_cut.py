@@ -220,8 +220,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
-# *matrix*, and dp the *buffer*. In its buffer each rank leaves room for the largest piece of any tp rank, so a matrix
-# begins at the same offset on every rank.
+# *matrix*, and dp the *buffer*. For each matrix, a rank leaves as much room in its buffer as the largest piece of any
+# tp rank needs, so the matrix begins at the same offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -277,7 +277,7 @@ holders.check(who_holds)
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
 # and a head needs its rows of all three on *one* rank. A head is torn if no rank has all its rows. How many are torn
-# if tp cuts this weight like any other? And how many if it cuts q, k and v one by one?
+# if tp cuts the rows of the stack as if it were one weight? And how many if it cuts q, k and v one by one?
 #
 # <details><summary>Hint</summary>
 #

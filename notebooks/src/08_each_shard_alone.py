@@ -74,8 +74,8 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
-# the square are inputs that the gradient ignores: G times them is zero.
+# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. The first 64
+# columns form a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
 #
 # A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 
@@ -244,9 +244,9 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # ## Two matrices as one
 #
 # The opposite mistake: many MLPs have a third matrix, gate, beside up. Often they are stacked, gate above up, and
-# orthogonalized as `one` matrix, instead of each by itself (`apart`). With Gaussian gradients, 688 × 256 each, by what
-# factor is `apart` larger than `one`? And if gate's gradient is five times larger, how many times too small is up's
-# update in `one`?
+# orthogonalized as `one` matrix, instead of each by itself (`apart`). With Gaussian gradients, 688 × 256 each, how
+# many times as large is the norm of `apart` as that of `one`? And if gate's gradient is five times larger, how many
+# times too small is up's update in `one`?
 #
 # <details><summary>Hint</summary>
 #
@@ -355,9 +355,9 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Where a ratio is below 1, a shard's factor is too *large*. In the first line, our matrix cut by columns, two errors
-# meet. Orthogonalizing each shard alone made all singular values √tp times too large, and Moonshot's factor of a shard
-# is √tp times too small. They cancel, so the wrong update has the right size!
+# Where a ratio is below 1, a shard's factor is too *large*. In the table's first line (our matrix, cut by columns) two
+# errors meet. Orthogonalizing each shard alone made all singular values √tp times too large, and Moonshot's factor of
+# a shard is √tp times too small. They cancel, so the wrong update has the right size!
 #
 # ## Repair it: gather first
 #
@@ -462,9 +462,9 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as no
-#   shard is shorter along that side than along the other. In our case part of the update acts on inputs that
-#   the gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as
+#   each shard's side that you cut is still at least as long as its other side. In our case part of the update acts on
+#   inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

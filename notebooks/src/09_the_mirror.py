@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# **Seventy minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
 # process.
 #
@@ -326,7 +326,7 @@ unpack = shapes.accepted_or(lesson.unpack)
 def my_step(job, bucket, at):
     # routes: bucket.gradient, bucket.compute, bucket.parameter, and entry.route of each matrix
     # unpack(flat, meta): this rank's piece of a matrix, out of the bucket's flat buffer
-    # help(lesson.NotedPhases) shows what `job` can do; job.label(1) labels phase 1
+    # job does the arithmetic in between; the hint lists its six methods. job.label(1) labels phase 1
     return ...
 
 # %%

@@ -226,9 +226,9 @@ lesson.explore_bills(live=widgets)
 # <details><summary>Answers</summary>
 #
 # Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. Here
-# a matrix has parts at one place along dp, or at two, and all tp ranks of a place repeat its Newton–Schulz. So tp
-# ranks repeat it, or twice as many. The size of a bucket hardly matters, because dp cuts one list of all matrices
-# (lesson 05).
+# a matrix has parts at one place along dp, or at two, and every tp rank of such a place runs Newton–Schulz on it. So
+# the number of ranks that run it is tp, or 2 · tp. The size of a bucket hardly matters, because dp cuts one list of
+# all matrices (lesson 05).
 #
 # </details>
 

@@ -76,7 +76,8 @@ def muon_step(params, momenta, owners, config, lr):
 # of the update. All ranks must call both.
 #
 # Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
-# cuts rows, as `torch.chunk` does. Let the *last* rank own this matrix:
+# cuts rows, as `torch.chunk` does. For this example, all dp × tp ranks share one matrix's rows, and the *last* rank
+# owns it:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -117,9 +118,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 #
 # ## Yours, on real ranks
 #
-# In this exercise only dp cuts: each dp group, a column of the grid, has matrices of its own, and its ranks share their
-# rows. For each matrix, name the owner by its global rank, not by its place in the group (the k of `@dp=k`). If there
-# are enough matrices, every rank of the group must own one.
+# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has whole matrices of its own, and its ranks
+# share the rows of each. For each matrix, name the owner by its global rank, not by its place in the group (the k of
+# `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 

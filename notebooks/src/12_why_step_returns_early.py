@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Eighty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, find a wait that is missing in another loop, order the work of a pipeline,
 # and trade a stage's memory for work.
 #
@@ -257,7 +257,7 @@ lesson.broken_program(dp * tp)
 
 # %% tags=["stub"]
 before = ...  # the number of a line
-ticket = ...  # such as "coming[i]"; as long as there is no such ticket, the wait is skipped
+ticket = ...  # such as "coming[i]"; for the first matrices there is no such ticket yet: there the wait is skipped
 
 # %%
 find.check(before, ticket)
@@ -303,7 +303,7 @@ lesson.draw_pipelines({"GPipe": gpipe})
 # <details><summary>Hint</summary>
 #
 # The last stage can go back at once, so its order begins with FBFB. The first stage begins a micro-batch's F and,
-# much later, ends its B: for how many micro-batches, this one included, can it do F and B meanwhile? It
+# much later, ends its B: how many micro-batches (this one counted) can it take through F and B in that time? It
 # begins with that many forwards, then does a B before each F.
 #
 # </details>
@@ -426,8 +426,8 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. What stands after a wait begins only when the collective is done. With
-#   Gloo, the wait itself returns only then.
+# - A call that returns has launched something. Work that stands after a wait finds the collective done. With Gloo the
+#   wait itself returns only then; with NCCL it may return earlier.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.

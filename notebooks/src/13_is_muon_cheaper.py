@@ -152,7 +152,8 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and, for `owner`, on whether you count the all_reduce that averages gradients before it.
+# all_reduce), and, for `owner` (lesson 10: one rank of the grid owns a matrix), on whether you count the all_reduce
+# that averages gradients before its step.
 #
 # ## Time, as a profiler logs it
 #
@@ -358,8 +359,8 @@ timeline = lesson.record_late(dp * tp, steps, seed, backend)
 print(lesson.say_waits(timeline, waited))
 
 # %% [markdown]
-# Where a rank mostly waits, its own trace suggests that you need faster links. But the rank waits for rank 0, which
-# has too much work.
+# Where a rank mostly waits, its own trace suggests that you need faster links. But the rank usually waits for rank 0,
+# which has too much work.
 #
 # ## Time of the whole step
 #
@@ -369,7 +370,8 @@ print(lesson.say_waits(timeline, waited))
 print(lesson.say_steps())
 
 # %% [markdown]
-# To reach the same *loss*, AdamW takes 1.1 × as many steps. With the top picture's batch AdamW still needs less time.
+# To reach the same *loss*, AdamW takes 1.1 × as many steps. Even so, with the top picture's batch (131,072 tokens)
+# AdamW gets there in less time.
 #
 # <details><summary>Where 1.1 × is from</summary>
 #
@@ -382,7 +384,7 @@ print(lesson.say_steps())
 #
 # <details><summary>Hint</summary>
 #
-# On slow links bytes decide, and two of the three send hardly more than AdamW (lesson 10). In which of these two do
+# On slow links bytes decide, and two of the three send hardly more than AdamW. In which of these two do
 # all ranks send at the same time?
 #
 # </details>
@@ -453,7 +455,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # what part of the time is it? lesson.muon_step("all fp32", "layerwise") has .product and .seconds
+    "Newton–Schulz": ...,  # what part of a step is it? lesson.muon_step("all fp32", "layerwise") has .product and, for all of it, .seconds
 }
 
 # %%
@@ -507,7 +509,8 @@ for tokens in lesson.TOKENS:
 
 # %% [markdown]
 # No number is below 1, so with equally many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from
-# 262,144 tokens on (1.097 there). On the slowest link, from how many tokens on does Muon lead with each strategy?
+# 262,144 tokens on (1.097 there, which the table rounds). On the slowest link, from how many tokens on does Muon lead
+# with each strategy?
 
 # %%
 lesson.explore_costs(live=widgets)

@@ -57,7 +57,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## A grid you have not seen
 #
 # In the picture of the 70B a matrix *lives* at one place along dp, whose tp ranks hold its pieces: `W[I, J_tp]@dp=k`.
-# All of them gather it and repeat its Newton–Schulz. In this lesson such a place is an owner, so there are dp owners.
+# All tp ranks of this place gather the matrix and repeat its Newton–Schulz. In this lesson the whole place counts as
+# one owner, so there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -285,7 +286,8 @@ quiz.check(answers)
 #
 # DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, while backward computes the next
 # one's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that a
-# rank holds. Up to how many ranks along dp can backward hide the all_reduces, if only their bytes take time?
+# rank holds. Up to how many ranks along dp can backward hide the all_reduces, if an all_reduce takes time for its
+# bytes only, and none for latency?
 #
 # <details><summary>Hint</summary>
 #
@@ -321,7 +323,8 @@ most.check(most_ranks)
 # </details>
 
 # %% [markdown]
-# The planner adds the latency of each all_reduce, so the lines cross before your number.
+# The planner adds the latency of each all_reduce, so in the picture, backward and all_reduces meet at fewer ranks than
+# your number.
 #
 # <details><summary>For which GPUs, and how many tokens?</summary>
 #

@@ -145,8 +145,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for those members of
-# that call's group that have begun the call fewer times than the rank has. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for each member of
+# that call's group that has begun this call fewer times than the waiting rank itself. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -306,8 +306,9 @@ print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
 # A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
-# seed, or an earlier wrong step change both. A wrong lr changes both a little in *weights*. If both are 1 and the
-# difference is near 10⁻⁷, entries were added in another order: *no bug*. The file:
+# seed, or an earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and changes both a
+# little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*.
+# The file:
 
 # %%
 print(clinic.read("lie", "share"))

@@ -473,9 +473,10 @@ print(my_muon.say_yours())
 # <details><summary>Twenty more minutes: your optimizer on your ZeRO-3 on your ring</summary>
 #
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
-# what is missing of these two). There, `python -m muon_tutorial.learn.builds one_page` writes `test_one_page.py`. Run it with `python test_one_page.py`.
-# ZeRO-3 gives each rank an equal part of every flat weight. Here a part is whole rows, as if tp had cut the matrix. So
-# in the last stage your page takes ZeRO-3's ranks as tp, and ZeRO-3's parts, seen as rows, as its pieces.
+# what is missing of these two). There, `python -m muon_tutorial.learn.builds one_page` writes `test_one_page.py`. Run
+# it with `python test_one_page.py`. ZeRO-3 gives each rank an equal part of every flat weight. Here a part is whole
+# rows, as if tp had cut the matrix. So in the last stage your page takes ZeRO-3's ranks as tp, and ZeRO-3's parts,
+# seen as rows, as its pieces.
 #
 # </details>
 #

@@ -75,6 +75,7 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
     [
         ("hang", {10: "for self.step in range(1, steps):"}, "training ends before step 3 on"),
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
+        ("A", {6: "return 0"}, "with another seed they would not be"),
         ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),
         ("B", {44: ""}, "waits for rank"),
         ("B", {43: "if self.loss < -1:"}, "with other losses the ranks would hang: rank "),
@@ -82,7 +83,7 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
         ("C", {80: "return 1.0"}, "size 0.7071, cosine 1.0000"),
         ("D", {40: "if self.loss < 0:", 41: "pass"}, ""),
         ("D", {15: ""}, "has no attribute 'whole'"),
-        ("E", {33: "return []"}, "Line 33 is right as it stands."),
+        ("E", {33: "return []"}, "Line 33 needs no repair."),
         ("F", {52: "self.memory[name].mul_("}, "was never closed, in line 52"),
         ("F", {0: "x"}, "The file has lines 1 to 99, and no line 0"),
         ("F", {"52": "x"}, "Give a dictionary"),

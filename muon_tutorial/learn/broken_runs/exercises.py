@@ -189,7 +189,7 @@ class Clinic:
         if outside := [number for number in repair if not 1 <= number <= last]:
             return f"The file has lines 1 to {last}, and no line {outside[0]}."
         if repair and name == SOUND:
-            said = f"Line {next(iter(repair))} is right as it stands."
+            said = f"Line {next(iter(repair))} needs no repair."
             return Diagnosis(said, ("How far is this run from the oracle? No more than rounding explains?",))
         repaired = with_lines(text, repair)
         try:
@@ -209,6 +209,8 @@ class Clinic:
         if spot := first_difference(run):
             what = f"Nearly: {spot} differs from the oracle in its last bits. Sound lines give the same bits."
             return Diagnosis(what, ("Does a line of yours compute more than it must?",))
+        if name == "A" and judge(run_file(repaired, self.dp, self.tp, self.seed + 1, self.backend, said)):
+            return "With this seed the weights are the oracle's, but with another seed they would not be."
         if not re.search(r"\bif\b.*self\.loss", repaired):
             return None
         other = run_file(repaired + OTHER_LOSSES, self.dp, self.tp, self.seed, self.backend, said)

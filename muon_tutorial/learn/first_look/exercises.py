@@ -61,6 +61,10 @@ def check_momentum(dp: int, tp: int) -> Exercise:
                 return f"{said} {next(made, 'not the ones that it keeps.')}"
             if mine.ndim > 1:
                 return "Cut the flat list, since a part may end in the middle of a row."
+        for rank, piece in enumerate(my_columns(whole[1:], rank, tp) for rank in range(dp * tp)):
+            part = piece.flatten().chunk(dp)[rank // tp]
+            if piece.numel() % dp == 0 and not torch.equal(function(whole[1:], rank).flatten(), part):
+                return f"Right for {len(whole)} rows. With one row less, a part ends in the middle of a row."
         return _judge_longer(check_momentum, Grid.of(dp=dp, tp=tp), function)
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)

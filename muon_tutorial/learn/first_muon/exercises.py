@@ -317,7 +317,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
     play = partial(on_ranks.run_cases, ranks=ranks, cases=[()], backend=backend, seed=seed)
     hints = (
-        "Rank r owns parameters[r::ranks]. How many entries is that, for each r? Fill up to the longest.",
+        "Rank r owns parameters[r::ranks]. Its share has their updates in this order, padded to the longest.",
         "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
         "For matrix i: from segment i % ranks take the next p.numel() entries.",
     )

@@ -16,7 +16,7 @@ class Layer(torch.nn.Linear):
             n = NUMBERS[self.in_features]
             meet(f"layer {n}, forward", f"gather {n + 1}, forward")
             time.sleep(0.2)  # in which no gather should begin
-            early = n == 0 and begun["gather 2, forward"].is_set() and not begun["layer 2, forward"].is_set()
+            early = n == 0 and begun("gather 2, forward").is_set() and not begun("layer 2, forward").is_set()
             assert not early, "gather 2 begins while layer 0 computes"
             x = Backward.apply(x, n)
         return super().forward(x).tanh()
@@ -98,21 +98,24 @@ def all_of_it_travels_on_your_ring(rank, ranks):
 
 
 NUMBERS = {8: 0, 12: 1, 16: 2}
-PLACES = [f"{what} {n}" for what in ("layer", "gather") for n in range(-1, 4)]
-begun = {f"{place}, {way}": threading.Event() for place in PLACES for way in ("forward", "backward")}
+events: dict[str, threading.Event] = {}
+
+
+def begun(name):
+    return events.setdefault(name, threading.Event())  # the same for all threads
 
 
 def meet(mine, other):
     """Go on when the other has begun, too."""
-    begun[mine].set()
-    assert begun[other].wait(10), f"{other}: not under way during {mine}"
+    begun(mine).set()
+    assert begun(other).wait(10), f"{other}: not under way during {mine}"
 
 
 def the_next_gather_is_under_way_while_a_layer_computes(rank, ranks):
     ring, net, gathered, Layer.meets = builds.ring, model(bias=False), set(), True
     number_of = {-(-layer.weight.numel() // ranks): NUMBERS[layer.in_features] for layer in net}
     for edge in ("layer -1, forward", "gather 3, forward", "layer 3, backward", "gather -1, backward"):
-        begun[edge].set()
+        begun(edge).set()
 
     def gather(piece, *at, whole=ring.all_gather, **named):
         n = number_of[piece.numel()]
