@@ -1,4 +1,4 @@
-"""Protects ranks from each other, and an optimizer from its host, by checks before and after each step.
+"""Protects ranks from each other, and an optimizer from its host, by checks before each step.
 
 ::
 
@@ -14,8 +14,8 @@
               └──────────────── before_step() ─────────────────┘
 
 Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
-it is the same step. If the step is refused, the state is ``OPEN`` again. After a step that failed halfway,
-the first check of the next step sets the state to ``OPEN``.
+it is the same step. If a step of gradients that were not readied is refused, or any step fails halfway, the
+state is ``OPEN`` again. After the step, ``after_step`` only counts it and forgets what was averaged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -63,7 +64,7 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Guard:
-    """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
+    """Checks an optimizer before each of its steps. ``world`` connects its ranks.
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are the
     parameters that no optimizer steps, with names. ``beside`` are the other parameters whose gradients were
@@ -168,12 +169,23 @@ class Guard:
         self.gradients_changed()
         self.look_at_gradients(optimizer)
 
-    def step_was_refused(self, error: TutorialError) -> None:
+    def step_was_refused(self, error: BaseException) -> None:
         """Record that a step was refused or failed, so that all ranks begin the next step anew."""
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
             self.is_compared = False  # makes the next step compare replicas again, on all ranks
+
+    @contextmanager
+    def forgets_failures(self) -> Iterator[None]:
+        """If ``ready_gradients`` fails halfway, forget what it has averaged, and which gradients exist."""
+        try:
+            yield
+        except TutorialError:
+            raise  # all ranks refused before anything was averaged
+        except BaseException:
+            self.gradients_changed()
+            raise
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""

@@ -10,14 +10,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import GradientError, MismatchError, UsageError
 from muon_tutorial.guard.guard import State
+from muon_tutorial.step import orthogonalize, step
 
 from ..configs.setups import heard
-from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
+from ..oracle import UNEVEN, assert_own_parts, perceptron, seated, single_process, whole_gradients
 
 
 def square() -> nn.Parameter:
@@ -325,3 +326,31 @@ def uncut_along_tp(rank: int) -> str:
 def test_copies_along_tp_are_compared_where_they_say_that_tp_does_not_cut_them() -> None:
     for said in launch(uncut_along_tp, 2):
         assert said.startswith("MismatchError: after 2 steps norm is not the same on all ranks")
+
+
+FAILURES = {"step": (orthogonalize, "newton_schulz_update"), "ready_gradients": (step, "clip_gradients")}
+"""A call, and the function in which it fails, after ranks have agreed and gradients were averaged."""
+
+
+def after_a_failure(rank: int, call: str) -> list[Tensor]:
+    """Parameters after a call that failed halfway, a ``zero_grad()`` of the model, and a step."""
+    model = perceptron()
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
+    for seed, fails in ((0, call in FAILURES), (1, False)):
+        model.zero_grad()
+        torch.manual_seed(2 * seed + rank)
+        model(torch.randn(4, 6)).square().sum().backward()
+        if fails:
+            with patch.object(*FAILURES[call], side_effect=MemoryError), pytest.raises(MemoryError):
+                both.step() if call == "step" else both.ready_gradients(max_norm=1.0)
+    both.step()
+    return [param.detach() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("call", FAILURES)
+def test_after_a_call_that_failed_halfway_gradients_are_averaged_anew(call: str) -> None:
+    first, second = launch(after_a_failure, 2, args=(call,), output="quiet")
+    whole, _ = launch(after_a_failure, 2, args=("nothing",), output="quiet")
+    assert all(map(torch.equal, first, second))
+    same = [torch.equal(*pair) for pair in zip(first, whole, strict=True)]
+    assert same == ([False, True] * 2 if call == "step" else [True] * 4)  # a failed step moves the momentum
