@@ -11,7 +11,7 @@ the comment above it names both, in the notation of the JAX scaling book:
     w[a:b]        a range of the buffer: one matrix's piece
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
-    X[I, J]@dp=k  owned: the ranks at place k of dp have it, and the others do not
+    X[I, J]@dp=k  owned: the ranks at place k of dp have it (at several places k if slices meet in it)
 
 Phases 5 and 6 undo 3 and 2. Phase 7 leads from a slice back to the whole buffer, w[B_dp] to w[B]. The sum of
 phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
@@ -57,7 +57,7 @@ class DistributedMuon:
 
     def __init__(self, params: list[tuple], mesh: DeviceMesh, lr=0.02, momentum=0.95, weight_decay=0.1):
         self.lr, self.mu, self.weight_decay = lr, momentum, weight_decay
-        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # a column and a row
+        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # the grid's column and row
         self.dp, self.tp = self.dp_group.size(), self.tp_group.size()
 
         # The plan: one list of all matrices, laid one after the other in a buffer that dp cuts into slices.
@@ -97,7 +97,7 @@ class DistributedMuon:
     @torch.no_grad()
     def step(self) -> Tensor:
         """Take one step, together with all other ranks; return this rank's averaged gradient, g[B_dp]."""
-        # Phase 1, reduce-scatter over dp: g[B]{U_dp} → g[B_dp]. Each rank gets the sum of its slice.
+        # Phase 1, reduce-scatter over dp, fp32: g[B]{U_dp} → g[B_dp]. Each rank gets the sum of its slice.
         grad = torch.empty_like(self.momentum)  # [B/dp]
         dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)
         grad /= self.dp
@@ -124,17 +124,17 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. Here y replaced everything except padding.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. In this slice, y has replaced all of x.
         y = x[self.slice]  # [B/dp]
 
         # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
-            a, b = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
-            lr = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
-            w[a:b].mul_(1 - self.lr * self.weight_decay).add_(y[a:b], alpha=-lr)  # empty outside the slice
+            first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
+            adjusted = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
+            w[first:last].mul_(1 - self.lr * self.weight_decay).add_(y[first:last], alpha=-adjusted)
 
-        # Phase 7, gather over dp: w[B_dp] → w[B]. Parameters are views of this buffer, so they change, too.
+        # Phase 7, gather over dp, fp32: w[B_dp] → w[B]. Parameters are views of the buffer, and change, too.
         self.weights.copy_(self.gather_over_dp(w))
         self.grads.zero_()
         return grad

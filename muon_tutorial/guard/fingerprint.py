@@ -1,8 +1,9 @@
 """Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them across ranks, and says what differs on which rank. For a new check, add a
-line to ``facts`` if its text changes only with the groups or the state. Otherwise add a line to
-``Guard.fingerprint``, which runs in every step. Ranks send one hash of all texts, however many there are.
+``step/agreement.py`` compares them across ranks, and says what differs on which rank. For a new check of a
+value in the groups, add its key to ``HYPERPARAMETERS``; add a line to ``facts`` if its text changes only with
+the groups or the state, and otherwise a line to ``Guard.fingerprint``, which runs in every step. Ranks send
+one hash of all texts, however many there are.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from ..plan.grid import Grid
 from .check_groups import plain_number
 
 HYPERPARAMETERS = (
-    *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
-    *("orthogonalize", "parts", "transposed", "betas", "amsgrad", "maximize", "decoupled_weight_decay"),
+    *("lr", "initial_lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps"),
+    *("adjust_lr_fn", "orthogonalize", "parts", "transposed", "betas", "amsgrad", "maximize"),
+    "decoupled_weight_decay",
 )
 """Hyperparameters of Muon and its AdamW that must be the same on all ranks."""
 

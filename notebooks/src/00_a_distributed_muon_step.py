@@ -111,9 +111,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # ## Cut again
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
-# along dp keep no copies of it. Each rank writes its columns out row after row, as one flat list of B entries, and dp
-# cuts this list into equal parts: `m[B_dp]` (`m` is small, because it is a flat list; `W` is a matrix). Which entries
-# does a rank keep?
+# along dp keep no copies of it. Each rank writes its piece of the matrix out, row after row, as one flat list of B
+# entries, and dp cuts this list into equal parts: `m[B_dp]` (`m` is small, because it is a flat list; `W` is a
+# matrix). Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 

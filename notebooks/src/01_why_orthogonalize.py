@@ -350,8 +350,8 @@ hidden, rest = split_parameters(run.model)  # Muon's groups, and AdamW's pairs (
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector has no directions. But why not embedding and head? A byte picks one row of the embedding, and no input uses
-# several rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
+# A vector has no directions. But why not embedding and head? Each byte of the text picks one row of the embedding, and
+# no byte uses two rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 print(lesson.say_rows(lesson.erase_a_byte(run)))

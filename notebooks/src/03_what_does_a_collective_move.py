@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
+# **Seventy minutes.** At the end you can say, for the calls that this course is made of, which messages and how
 # many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
 # real processes, and seen what happens if one is wrong.
 #

@@ -281,10 +281,10 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have their latency. And with
-# the smallest limit each of the 24 timed matrices has its own bucket, so every rank orthogonalizes all 24. With the
-# largest limit, a rank orthogonalizes only those of which its slice has a part. In one huge bucket, though, no rank
-# could begin until all of it had arrived.
+# With larger buckets the bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have
+# their latency. And with the smallest limit each of the 24 timed matrices has its own bucket, so every rank
+# orthogonalizes all 24. With the largest limit, a rank orthogonalizes only those of which its slice has a part. In one
+# huge bucket, though, no rank could begin until all of it had arrived.
 #
 # ## One list in place of many buckets
 #

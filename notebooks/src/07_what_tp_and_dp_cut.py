@@ -214,8 +214,8 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so no summand is
-# missing.
+# The ranks add the same products in another order, and each addition rounds. With whole numbers the outputs agree to
+# the bit, so no summand is missing.
 #
 # ## What dp cuts
 #

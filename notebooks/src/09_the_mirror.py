@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# **Seventy-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
 # process.
 #

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
+# **Seventy-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
 # work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan), lesson 06 (groups) and lesson 07 (layouts).

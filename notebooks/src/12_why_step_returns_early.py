@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Eighty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Eighty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, find a wait that is missing in another loop, order the work of a pipeline,
 # and trade a stage's memory for work.
 #
@@ -112,9 +112,9 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many are asked for and not yet done. A window of 1 gives
-# this loop. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all
-# work done?
+# Each matrix costs memory, so a **window** limits how many are asked for and not yet done. A window of 1 is the loop
+# above. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all work
+# done?
 #
 # <details><summary>Hint</summary>
 #
@@ -297,14 +297,13 @@ def gpipe(stage, stages, micro):
 lesson.draw_pipelines({"GPipe": gpipe})
 
 # %% [markdown]
-# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe, but each stage
-# keeps as few micro-batches as possible.
+# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe, but each stage keeps
+# as few micro-batches as possible: it begins with some forwards, then does a B before each F. How many forwards?
 #
 # <details><summary>Hint</summary>
 #
 # The last stage can go back at once, so its order begins with FBFB. The first stage begins a micro-batch's F and,
-# much later, ends its B: how many micro-batches (this one counted) can it take through F and B in that time? It
-# begins with that many forwards, then does a B before each F.
+# much later, ends its B: how many micro-batches (this one counted) can it take through F and B in that time?
 #
 # </details>
 #

@@ -58,7 +58,7 @@ def found_mirror(plan: Plan) -> dict[str, Any]:
     bucket = plan.buckets[0]
     routes = bucket.gradient, bucket.compute, bucket.entries[0].route
     sums = [any(isinstance(hop.src, Partial) for hop in route.hops) for route in routes]
-    lost = sums.index(True) + 1
+    lost = next((number for number, is_sum in enumerate(sums, 1) if is_sum), 1)
     return {"lost": lost, "silent": silent}
 
 
