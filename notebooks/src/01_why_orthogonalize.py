@@ -264,8 +264,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. The last line of the table below, weight decay, is no part
-# of the update: it is what weight decay takes from `W`.)
+# (**RMS**, root mean square, is the usual size of an entry. The last line of the table below
+# is no update: it is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))

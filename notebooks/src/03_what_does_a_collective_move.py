@@ -242,7 +242,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par is what a rank sends in an all_reduce of 4,096 float32 entries, made of both your halves.)
+# (Par is an all_reduce of 4,096 float32 entries, made of both your halves.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 

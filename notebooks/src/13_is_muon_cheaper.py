@@ -152,8 +152,8 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and, for `owner` (lesson 10: one rank of the grid owns a matrix), on whether you count the all_reduce
-# that averages gradients before its step.
+# all_reduce), and, for `owner` (lesson 10: one rank owns a matrix), on whether you count the all_reduce that averages
+# gradients before its step.
 #
 # ## Time, as a profiler logs it
 #

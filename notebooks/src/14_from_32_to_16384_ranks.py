@@ -227,7 +227,7 @@ print(lesson.say_clocked())
 
 # %% [markdown]
 # For Newton–Schulz alone the planner is at most 1.5 times off here. For steps it is up to 4.3 times off. So at 16,384
-# ranks, trust what the planner counts, such as idle owners and bytes, more than its seconds.
+# ranks, trust its counts, such as idle owners and bytes, more than its seconds.
 #
 # <details><summary>Why so far off, sources, and worse rows</summary>
 #

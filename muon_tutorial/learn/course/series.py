@@ -89,8 +89,8 @@ PATHS = (
         "Ninety minutes",
         ("00", "09"),
         "What a distributed Muon step is, and how to write one that runs. Lesson 09 builds on 03, 05 and 07;"
-        " the page about notation says what you need of those. In a quarter of an hour more, run the finale of"
-        " 16, which fills in what you have not written.",
+        " the page about notation says what you need of those. In fifteen more minutes, run the finale of 16,"
+        " which fills in what you have not written.",
     ),
     CoursePath(
         "A day",
