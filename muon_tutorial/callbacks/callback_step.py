@@ -23,7 +23,7 @@ from ..decay_and_add import ShardRange
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError
-from ..launching.lost_rank import is_about_lost_rank
+from ..launching.errors_of_lost_ranks import is_about_lost_rank
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import whole_matrix, with_names
 from ..plan.bucket import flat_frame

@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from .lost_rank import in_one_line
+from .errors_of_lost_ranks import in_one_line
 from .messages import RankRaised
 from .ship_functions import cell_labels
 from .watch import WatchedRank

@@ -25,7 +25,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from .lost_rank import is_about_lost_rank
+from .errors_of_lost_ranks import is_about_lost_rank
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import is_communicating, own_line, report_phase, take_slot
 from .run_files import RunFiles

@@ -21,8 +21,8 @@ from typing import NoReturn
 
 from ..errors import LaunchError
 from .environment import rank_environment
+from .errors_of_lost_ranks import in_one_line
 from .interrupts import BAD_INPUT, FAILED, said_of
-from .lost_rank import in_one_line
 from .standard_streams import say
 
 _PATIENCE = 15.0  # Seconds for torchrun to end its ranks.

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
 from .environment import TORCHRUN_NEEDS, loopback_variables
-from .lost_rank import in_one_line, is_about_lost_rank, says_gone
+from .errors_of_lost_ranks import in_one_line, is_about_lost_rank, says_gone
 from .peers import Peers, end_with_parent
 from .phase import keep_slot, own_line, own_phase
 from .standard_streams import flush_output

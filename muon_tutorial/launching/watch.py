@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import LaunchError
+from .errors_of_lost_ranks import in_one_line, says_gone, text_of
 from .fork_server import ForkedRanks
-from .lost_rank import in_one_line, says_gone, text_of
 from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
 from .phase import read_phases
 from .ship_functions import loads

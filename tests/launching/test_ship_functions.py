@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.errors import LaunchError
-from muon_tutorial.launching.lost_rank import is_about_lost_rank
+from muon_tutorial.launching.errors_of_lost_ranks import is_about_lost_rank
 from muon_tutorial.launching.ship_functions import dumps, unpack_error
 from muon_tutorial.launching.watch import _rebuilt
 

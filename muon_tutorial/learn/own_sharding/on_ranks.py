@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtensor_config
+from ...launching.errors_of_lost_ranks import in_one_line, is_about_lost_rank
 from ...launching.launch import launch
-from ...launching.lost_rank import in_one_line, is_about_lost_rank
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
 from . import three_functions

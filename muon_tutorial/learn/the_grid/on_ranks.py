@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ...errors import MismatchError
+from ...launching.errors_of_lost_ranks import is_about_lost_rank
 from ...launching.launch import launch
-from ...launching.lost_rank import is_about_lost_rank
 from ...worlds.live import gather_objects
 from ..exercises.on_real_ranks import say_ranks, watching
 from ..my_muon.reference import groups
