@@ -124,7 +124,7 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. In this slice, y has replaced all of x.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. In this slice, all but padding is y now.
         y = x[self.slice]  # [B/dp]
 
         # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.

@@ -14,8 +14,9 @@
               └──────────────── before_step() ─────────────────┘
 
 Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
-it is the same step. If a step of gradients that were not readied is refused, or any step fails halfway, the
-state is ``OPEN`` again. After the step, ``after_step`` only counts it and forgets what was averaged.
+it is the same step. If a step is refused whose gradients were not readied, the state is ``OPEN`` again. If a
+call fails halfway, the state stays ``STEPPING``, and the next call begins anew. ``after_step`` checks
+nothing: it counts the step, and looks at the gradients that it has used.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,7 +59,7 @@ class State(Enum):
     OPEN = "gradients are as backward() leaves them, and may change"
     READY = "gradients are averaged and clipped, and must not change"
     NOT_FINITE = "ready_gradients() found a gradient that is not finite, and changed nothing"
-    STEPPING = "all ranks have agreed to this step, and parameters are being written to"
+    STEPPING = "gradients are averaged or parameters written; after a call, it has failed halfway"
 
 
 @dataclass(eq=False)
@@ -130,6 +130,8 @@ class Guard:
             TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.
         """
         is_ready = self.state is State.READY
+        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+            self.gradients_changed()
         if self.hooks.reduction is not None:
             error = self.hooks.reduction.finish() or error
         if beside is None:
@@ -142,6 +144,8 @@ class Guard:
         self.beside = beside
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
+        if self.state is State.OPEN:
+            self.state = State.STEPPING
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].step.ready(beside, None, fingerprint)
         else:
@@ -169,23 +173,12 @@ class Guard:
         self.gradients_changed()
         self.look_at_gradients(optimizer)
 
-    def step_was_refused(self, error: BaseException) -> None:
+    def step_was_refused(self, error: TutorialError) -> None:
         """Record that a step was refused or failed, so that all ranks begin the next step anew."""
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
             self.is_compared = False  # makes the next step compare replicas again, on all ranks
-
-    @contextmanager
-    def forgets_failures(self) -> Iterator[None]:
-        """If ``ready_gradients`` fails halfway, forget what it has averaged, and which gradients exist."""
-        try:
-            yield
-        except TutorialError:
-            raise  # all ranks refused before anything was averaged
-        except BaseException:
-            self.gradients_changed()
-            raise
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -193,6 +186,8 @@ class Guard:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self.gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
+        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+            self.gradients_changed()
         beside = without(params_of(optimizer), rest)
         seen = [*params_of(optimizer), *beside]
         if self.steps.alone:
@@ -227,9 +222,11 @@ class Guard:
                 "optimizer's norm: before step(), clip by the norm over all parameters "
                 "(torch.nn.utils.clip_grads_with_norm_)"
             )
+        self.state = State.STEPPING
         try:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # all ranks raise it
+            self.state = State.OPEN
             if self.hooks.reduction is not None:
                 self.gradients_changed()  # so ``step()`` sends the gradients again, and raises the error
             return None if max_norm is None else torch.tensor(math.inf)
@@ -463,9 +460,12 @@ class NoGuard(Guard):
         """Return the steps to run, even if a host has changed the parameters since steps were made."""
         if error is not None:
             raise error
+        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+            self.gradients_changed()
         self.hooks.finish()
         steps = self.current_steps(optimizer) if not self.steps.made_for.each else self.steps.made
         if self.state is State.OPEN:
+            self.state = State.STEPPING
             beside = self.companions_params() if beside is None else beside
             if beside and any(mesh.step.averages for mesh in steps):
                 yield from the_plan_step(steps).ready(beside)

@@ -191,7 +191,7 @@ class Muon(torch.optim.Optimizer):
         """Step without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
         try:
             self.world.run(self.program(beside, error))
-        except BaseException as refusal:
+        except TutorialError as refusal:
             self.guard.step_was_refused(refusal)
             raise
 
@@ -213,7 +213,7 @@ class Muon(torch.optim.Optimizer):
             UsageError: this was already called for the step, or this is the Muon of a ``MuonWithAdamW``; call
                 the pair's own ``ready_gradients``, which averages AdamW's gradients, too.
         """
-        with torch.no_grad(), self.guard.forgets_failures():
+        with torch.no_grad():
             return self.world.run(self.ready_program(max_norm, rest=rest))
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:

@@ -112,8 +112,8 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
 # along dp keep no copies of it. Each rank writes its piece of the matrix out, row after row, as one flat list of B
-# entries, and dp cuts this list into equal parts: `m[B_dp]` (`m` is small, because it is a flat list; `W` is a
-# matrix). Which entries does a rank keep?
+# entries, and dp cuts this list into equal parts: `m[B_dp]` (lower case for a flat list, upper case for a matrix).
+# Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 

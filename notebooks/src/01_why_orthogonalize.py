@@ -29,7 +29,7 @@ lesson.hero()
 # network.
 #
 # - *Previous:* [00 · What does a distributed Muon step look like?](00_a_distributed_muon_step.ipynb)
-# - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
+# - *Next:* [02 · How do a few matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes.
 #
@@ -351,7 +351,7 @@ print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
 # A vector has no directions. But why not embedding and head? Each byte of the text picks one row of the embedding, and
-# no byte uses two rows. Erase the gradient of the most frequent byte: which other bytes' updates change?
+# never several. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 print(lesson.say_rows(lesson.erase_a_byte(run)))

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 02 · How do five matrix products do it?
+# # 02 · How do a few matrix products do it?
 #
 # Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products bring
 # them nearly there?
@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can write Newton–Schulz, say, without computing a matrix, what it makes of a
-# singular value, find bounds for all singular values at the end, and count its FLOPs.
+# **Fifty-five minutes.** At the end you can write Newton–Schulz, tell what it makes of a singular value without
+# computing a matrix, bound all singular values at the end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
@@ -175,8 +175,8 @@ write.check(step)
 #
 # <details><summary>Hint</summary>
 #
-# `torch.addmm(A, B, C, beta=b, alpha=c)` is `b * A + c * B @ C`, rounded once. The first makes `B` from `A` alone.
-# The second makes the new `X` from `X`, `B` and `X`.
+# `torch.addmm(P, Q, R, beta=b, alpha=c)` is `b * P + c * Q @ R`, rounded once. Your step's first sum makes its `B`
+# from its `A` alone. The second makes the new `X` from `X`, `B` and `X`.
 #
 # </details>
 #
@@ -271,8 +271,8 @@ print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 #
 # <details><summary>Hint</summary>
 #
-# Once the matrix is wide, call its sides s (short; no singular value now) and l (long). What are the shapes in each
-# of a step's three products?
+# Once the matrix is wide, call its short side s (here no singular value) and its long side l. What are the shapes in
+# each of a step's three products?
 #
 # </details>
 #
@@ -346,7 +346,7 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# An update's directions need only be *about* equally loud, so lifting matters most early in training: of 64 values,
+# As directions need only be *about* equally loud, lifting is what counts, above all early in training: of 64 values,
 # about thirty are below 0.01 after 40 training steps (lesson 01), but only three after 300 (this lesson). Polar
 # Express and CANS lift most, because their first `a` is above 8.
 #

@@ -22,13 +22,13 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** At the end you can say, for the calls that this course is made of, which messages and how
+# **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
 # many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
 # real processes, and seen what happens if one is wrong.
 #
 # *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
 #
-# - *Previous:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
+# - *Previous:* [02 · How do a few matrix products do it?](02_five_matrix_products.ipynb)
 # - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. Colab
@@ -242,7 +242,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par is an all_reduce of 4,096 float32 entries, made of both your halves.)
+# (Par is for an all_reduce of 4,096 float32 entries, made of both your halves.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 
@@ -317,7 +317,7 @@ hard.check(ring_reduce_scatter)
 #
 # <details><summary>Hint</summary>
 #
-# A piece has entries / P entries. How many pieces does a rank send in each half?
+# A piece has `entries / ranks` entries. How many pieces does a rank send in each half?
 #
 # </details>
 #
@@ -362,12 +362,12 @@ formulas.check(formula)
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to
 # their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. There, S
-# is the bytes of all pieces of all ranks.)
+# counts the pieces of all ranks.)
 #
 # | collective | bytes |
 # |---|---|
 # | all_to_all | (P − 1)/P · S/P |
-# | broadcast | S; the last rank of the chain sends nothing |
+# | broadcast | S; along a chain of ranks, the last one sends nothing |
 # | reduce | S; the root, which ends up with the sum, sends nothing |
 # | gather | S/P, and the root nothing |
 # | scatter | the root (P − 1)/P · S, all others nothing |

@@ -63,8 +63,8 @@ guess, places, fixed, less, fair, toy, quiz = lesson.all_exercises(dp, backend, 
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers. As a layout of the buffer's B entries (`{U_dp}` means that the sum over dp is
-# still to be taken):
+# One all_reduce adds up the buffers. The layout of this buffer of B entries (`{U_dp}`: the sum over dp is still to be
+# taken):
 #
 # ```text
 # y[B]{U_dp} → y[B]      y: the flat updates
@@ -334,7 +334,7 @@ for ranks in (6, 8, 128):
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# Costliest first, known as *longest first* (LPT), stays within 4/3 of the least possible makespan. By hand, deal out
+# Costliest first, known as *longest first*, stays within 4/3 of the least possible makespan. By hand, deal out
 # matrices of cost 8, 7, 6, 5 and 4 to two owners: what is the makespan with longest first, and what is the least
 # possible?
 #

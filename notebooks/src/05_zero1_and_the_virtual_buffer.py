@@ -119,7 +119,7 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# No rank keeps the second ruler whole. It is a **virtual buffer**, an address book that says where each entry would
+# No rank keeps a bucket whole. The buckets are a **virtual buffer**, an address book that says where each entry would
 # be if some rank kept them all.
 #
 # ## Where is this entry?

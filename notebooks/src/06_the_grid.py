@@ -187,8 +187,8 @@ print(lesson.say_answers(answers))
 # <details><summary>More axes, and why tp comes last</summary>
 #
 # Big runs have more axes, such as pp, which cuts a model into stages of layers. Ranks are dealt out machine by
-# machine, so neighbours along the last axis share a machine and its fastest links, and tp is the axis that talks in
-# every layer.
+# machine, so neighbours along the last axis share a machine and its fastest links. tp, which talks in every layer,
+# needs them most.
 #
 # </details>
 

@@ -281,9 +281,9 @@ holders.check(who_holds)
 #
 # <details><summary>Hint</summary>
 #
-# If tp cuts rows, row r is on rank r // step, with the step of `local_shape`. If q, k and v are stacked, a head has a
-# run of rows in each third of the stack: where are the first and the last row of each run? Cut one by one, a head's
-# rows are on the same ranks in q, k and v, so one third is enough.
+# If tp cuts rows, row r is on rank r // step, where `step` is the first piece's number of rows. If q, k and v are
+# stacked, a head has a run of rows in each third of the stack: where are the first and the last row of each run? Cut
+# one by one, a head's rows are on the same ranks in q, k and v, so one third is enough.
 #
 # </details>
 #

@@ -300,7 +300,7 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 # ## A shard gets the size wrong, too
 #
 # Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes the factor from
-# `shard.shape` is wrong, even if it has gathered the matrix.
+# `shard.shape` may be wrong, even if it has gathered the matrix.
 #
 # ```text
 # Keller Jordan                     sqrt(max(1, m/n))
@@ -463,7 +463,7 @@ surviving.check(surviving_update)
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
 # - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as
-#   each shard's side that you cut is still at least as long as its other side. In our case part of the update acts on
+#   a shard's cut side is no shorter than its other side. In our case part of the update acts on
 #   inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.

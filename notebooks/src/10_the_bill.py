@@ -105,8 +105,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 #
 # <details><summary>Hint</summary>
 #
-# Along dp, one rank's share is `total // dp` entries. Along tp, it is `touched` entries: its pieces of the matrices
-# that it works on. Each line is the bytes of an entry × (P − 1) × the entries of a share.
+# Along dp, one rank's share is `total // dp` entries. Along tp, a share is `touched` entries: the rank's pieces of the
+# matrices that it works on. Each line is the bytes of an entry × (P − 1) × the entries of a share.
 #
 # </details>
 #

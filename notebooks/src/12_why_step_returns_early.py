@@ -302,8 +302,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. The first stage begins a micro-batch's F and,
-# much later, ends its B: how many micro-batches (this one counted) can it take through F and B in that time?
+# The last stage can go back at once, so its order begins with FBFB. On the first stage, a micro-batch's F begins long
+# before its B ends: for how many micro-batches (this one counted) do F and B fit into that time?
 #
 # </details>
 #
@@ -426,7 +426,7 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - A call that returns has launched something. Work that stands after a wait finds the collective done. With Gloo the
-#   wait itself returns only then; with NCCL it may return earlier.
+#   wait returns only once it is done; with NCCL it may return earlier.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.

@@ -92,12 +92,12 @@ by_hand.check(bytes_sent)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each collective, a rank sends one share, entries / dp, and does so dp − 1 times.
+# In each collective, a rank sends (dp − 1) / dp of the entries, with `layerwise` on average.
 #
 # ```python
 # def bytes_sent(entries, dp, item):
-#     share = (dp - 1) * entries // dp
-#     return {"AdamW": 2 * share * item, "zero1": share * (2 * item + 2), "layerwise": 2 * share * item}
+#     sent = (dp - 1) * entries // dp
+#     return {"AdamW": 2 * sent * item, "zero1": sent * (2 * item + 2), "layerwise": 2 * sent * item}
 # ```
 #
 # </details>
@@ -151,13 +151,13 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# So the answer depends on the dtype (the paper's 1.25 is for fp32), on the library (Gloo runs a reduce_scatter as an
-# all_reduce), and, for `owner` (lesson 10: one rank owns a matrix), on whether you count the all_reduce that averages
-# gradients before its step.
+# So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
+# all_reduce). For `owner` (lesson 10: one rank owns a matrix), do you count the all_reduce that averages gradients
+# before its step?
 #
 # ## Time, as a profiler logs it
 #
-# The 0.57 of the report, whose traces come below, is *time*: it adds up the durations of all events whose names say
+# The report (its traces come below) took 0.57 from *time*: each run's summed durations of all events whose names say
 # all-reduce or all-gather. Which events have such names? Profile your own step, and look at rank 0's events, in
 # microseconds:
 

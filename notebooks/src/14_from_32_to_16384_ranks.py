@@ -190,8 +190,8 @@ print(lesson.say_experts())
 #
 # ## Even entries, uneven work
 #
-# In four of DeepSeek V3's layers, the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and
-# thirty times the work:
+# Take four layers of DeepSeek V3. The largest matrix has eight times as many entries as an expert's (2,048 × 7,168),
+# and thirty times the work:
 
 # %%
 print(lesson.say_shapes())
@@ -237,7 +237,7 @@ print(lesson.say_clocked())
 # gets 3.3 times faster; the planner says 4.0.
 #
 # `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches
-# of thin matrices, for example, are planned 27 times too slow, and ratios of two published times are up to 2.5 times
+# of thin matrices, for example, are planned 27 times too slow, and planned ratios of two times are up to 2.5 times
 # off.
 #
 # </details>
@@ -284,9 +284,9 @@ quiz.check(answers)
 # %% [markdown]
 # ## Until when does backward hide the gradients?
 #
-# DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, while backward computes the next
-# one's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that a
-# rank holds. Up to how many ranks along dp can backward hide the all_reduces, if an all_reduce takes time for its
+# While DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, backward computes the next
+# bucket's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that
+# a rank holds. Up to how many ranks along dp can backward hide the all_reduces, if an all_reduce takes time for its
 # bytes only, and none for latency?
 #
 # <details><summary>Hint</summary>

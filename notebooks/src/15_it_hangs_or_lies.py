@@ -145,8 +145,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for each member of
-# that call's group that has begun this call fewer times than the waiting rank itself. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for those members of
+# the call's group that have begun this call less often than it has. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -201,7 +201,7 @@ accusing.check(suspects)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A rank that waits itself may just be held up by another one. So among the ranks that others wait for, suspect only
+# A rank that is itself waiting may just be held up by another. So among the ranks that others wait for, suspect only
 # those that do not wait.
 #
 # ```python
@@ -305,7 +305,7 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
+# A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine between the two. Other data, another
 # seed, or an earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and changes both a
 # little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*.
 # The file:

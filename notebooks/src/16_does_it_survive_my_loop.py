@@ -430,8 +430,8 @@ print(my_muon.say_yours())
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
 # -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
-# with torch alone, and to the bits of one process. (This test steps all grids at once. The one in the last fold takes
-# grid after grid.) Afterwards compare your page with the one that you put away.
+# with torch alone, and to the bits of one process. (This test runs all grids at once, the one in the last fold grid
+# after grid.) Afterwards compare your page with the one that you put away.
 #
 # The tests make a `DistributedMuon(params, mesh)`, and expect:
 #
@@ -464,9 +464,9 @@ print(my_muon.say_yours())
 #
 # It is `scripts/one_page.py`. Parameters and gradients are views of two buffers, so phase 1 and phase 7 are one
 # collective each, and nothing is packed. It is tempting to call `zero_grad()`, as everywhere: it sets each `.grad` to
-# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. If the page runs on ZeRO-3
-# (next fold), ZeRO-3's ranks are its tp ranks, so in phase 3 each of them gathers every matrix. That is right to the
-# bit, but every rank repeats Newton–Schulz, which is what the owners of lesson 11 avoid.
+# None, backward then makes new tensors, and the optimizer steps with a buffer of zeros. On ZeRO-3 (next fold), the
+# page takes ZeRO-3's ranks as tp, so in phase 3 each rank gathers every matrix. That is right to the bit, but every
+# rank repeats Newton–Schulz, which is what the owners of lesson 11 avoid.
 #
 # </details>
 #

@@ -332,25 +332,41 @@ FAILURES = {"step": (orthogonalize, "newton_schulz_update"), "ready_gradients": 
 """A call, and the function in which it fails, after ranks have agreed and gradients were averaged."""
 
 
-def after_a_failure(rank: int, call: str) -> list[Tensor]:
+def after_a_failure(rank: int, call: str, guard: str) -> list[Tensor]:
     """Parameters after a call that failed halfway, a ``zero_grad()`` of the model, and a step."""
-    model = perceptron()
-    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
+    model, mesh = perceptron(), build_mesh({"dp": 2})
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh, muon={"guard": guard})
     for seed, fails in ((0, call in FAILURES), (1, False)):
         model.zero_grad()
         torch.manual_seed(2 * seed + rank)
         model(torch.randn(4, 6)).square().sum().backward()
         if fails:
-            with patch.object(*FAILURES[call], side_effect=MemoryError), pytest.raises(MemoryError):
+            with (
+                patch.object(*FAILURES[call], side_effect=KeyboardInterrupt),
+                pytest.raises(KeyboardInterrupt),
+            ):
                 both.step() if call == "step" else both.ready_gradients(max_norm=1.0)
     both.step()
     return [param.detach() for param in model.parameters()]
 
 
+@pytest.mark.parametrize("guard", ["on", "off"])
 @pytest.mark.parametrize("call", FAILURES)
-def test_after_a_call_that_failed_halfway_gradients_are_averaged_anew(call: str) -> None:
-    first, second = launch(after_a_failure, 2, args=(call,), output="quiet")
-    whole, _ = launch(after_a_failure, 2, args=("nothing",), output="quiet")
+def test_after_a_call_that_failed_halfway_gradients_are_averaged_anew(call: str, guard: str) -> None:
+    first, second = launch(after_a_failure, 2, args=(call, guard), output="quiet")
+    whole, _ = launch(after_a_failure, 2, args=("nothing", "on"), output="quiet")
     assert all(map(torch.equal, first, second))
     same = [torch.equal(*pair) for pair in zip(first, whole, strict=True)]
     assert same == ([False, True] * 2 if call == "step" else [True] * 4)  # a failed step moves the momentum
+
+
+@pytest.mark.parametrize("guard", ["on", "off"])
+def test_after_a_step_that_failed_halfway_all_gradients_count(guard: str) -> None:
+    ranks, gradients = seated(Grid.of(dp=2), "zero1", guard=guard), next(whole_gradients(UNEVEN))
+    before = ranks.params[0][-1].detach().clone()
+    ranks.give([*gradients[:-1], None])
+    with patch.object(*FAILURES["step"], side_effect=MemoryError), pytest.raises(MemoryError):
+        ranks.step()
+    ranks.give(gradients)
+    ranks.step()
+    assert not torch.equal(ranks.params[0][-1], before)

@@ -75,7 +75,7 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
     [
         ("hang", {10: "for self.step in range(1, steps):"}, "training ends before step 3 on"),
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
-        ("A", {6: "return 0"}, "with another seed they would not be"),
+        ("A", {6: "return 0"}, "With this seed it is repaired, but not with another"),
         ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),
         ("B", {44: ""}, "waits for rank"),
         ("B", {43: "if self.loss < -1:"}, "with other losses the ranks would hang: rank "),

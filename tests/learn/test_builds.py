@@ -1,4 +1,4 @@
-"""Builds without a stub: their tests accept a solution, and says what is wrong with others."""
+"""Builds without a stub: their tests accept a solution, and say what is wrong with others."""
 
 from __future__ import annotations
 

@@ -257,6 +257,6 @@ def test_what_was_typed_stands_beside_what_the_run_gave_and_is_folded_until_then
     assert "<td>&lt;who&gt;</td><td>all</td><td>all</td><td>as you said</td>" in page
     assert repr(compare({"messages": 3}, found, card)).splitlines() == [
         "messages: you said 3, the run gave 4. not as you said",
-        "<who>: you said –, the run gave all.",
+        "<who>: all",
         "two dots",
     ]

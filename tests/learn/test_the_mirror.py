@@ -164,7 +164,10 @@ WRONG_STEPS = [
     (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
     (step_with(gather=False), "phase 3 (tp gather) is the first to differ: rank 0: "),
     (step_with(unpack=flat_of), "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
-    (step_with(slices=False), "together (each must send 1/2 of what it receives): rank 0 asks all_gather"),
+    (
+        step_with(slices=False),
+        "together (all must send equally many, 1/2 of what each receives): rank 0 asks all_gather",
+    ),
     (step_with(phase=5), "The correct request: all_gather"),
     (step_with(label=nameless), "job.label(5) names no matrix; write job.label(5, entry)"),
     (step_with(upto=6), "never asks for all_gather"),

@@ -186,7 +186,11 @@ REFUSED: dict[str, tuple[Case, type[TutorialError], str]] = {
     "reordered": (partial(reordered, "two.bias"), MismatchError, "parameter 0 of the rest is not the same"),
     "other shapes": (partial(reordered, "three.bias"), MismatchError, "the list of other averaged gradients"),
     "loaded on one rank": (partial(loaded, (None, 1)), MismatchError, "whether the optimizer has stepped or"),
-    "loaded from other steps": (partial(loaded, (0, 1)), MismatchError, "the number of steps behind"),
+    "loaded from other steps": (
+        partial(loaded, (0, 1)),
+        MismatchError,
+        "the number of steps that the momentum has taken in",
+    ),
     "loaded in one process": (loaded_in_one_process, UsageError, "one rank's slice, saved with a strategy"),
     "not averaged": (not_averaged, GradientError, "strategy 'owner' expects gradients already averaged"),
 }

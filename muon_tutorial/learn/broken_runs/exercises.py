@@ -209,8 +209,12 @@ class Clinic:
         if spot := first_difference(run):
             what = f"Nearly: {spot} differs from the oracle in its last bits. Sound lines give the same bits."
             return Diagnosis(what, ("Does a line of yours compute more than it must?",))
-        if name == "A" and judge(run_file(repaired, self.dp, self.tp, self.seed + 1, self.backend, said)):
-            return "With this seed the weights are the oracle's, but with another seed they would not be."
+        if name == "A":
+            other = run_file(repaired, self.dp, self.tp, self.seed + 1, self.backend, said)
+            if wrong := judge(other):
+                return replace(
+                    wrong, what=f"With this seed it is repaired, but not with another. {wrong.what}"
+                )
         if not re.search(r"\bif\b.*self\.loss", repaired):
             return None
         other = run_file(repaired + OTHER_LOSSES, self.dp, self.tp, self.seed, self.backend, said)

@@ -198,12 +198,12 @@ BUILDERS: Mapping[str, Builder] = {
 }
 CHOICES = {
     "replicated": "Momentum is cut like the weights; every rank works. For small models, or to compare with.",
-    "round_robin": "Momentum is cut like the weights; place i % dp works. For DDP, if memory is no worry.",
+    "round_robin": "Momentum is cut like the weights; place i % dp works. For DDP, memory permitting.",
     "zero1": "Each place keeps a slice, and works on matrices with a part in it. As published; equal memory.",
     BOUNDARY: "The same, but only straddling matrices travel over dp. Better, as long as they are few.",
     CUT_BUCKETS: "The same, but each bucket is cut. For buckets of many small matrices.",
     "layerwise": "The owner, a place along dp, keeps the momentum and works. For more matrices than places.",
-    "gram": "As layerwise, but tp ranks work on shards. For very long matrices. Close, with other bits.",
+    "gram": "As layerwise, but tp ranks work on shards. For very long matrices. Other bits, but close.",
     "owner": "Momentum is cut like the weights; one rank of the grid works. For FSDP2, and any other cut.",
     "owner_per_replica": "The same in each replica. For HSDP with slow links between replicas.",
 }

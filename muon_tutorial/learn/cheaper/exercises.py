@@ -129,7 +129,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not all(map(torch.equal, came, due)):
         if all(map(torch.equal, came, step_in_one_process(_undivided, dp, tp, seed)[0])):
-            said = "AdamW got the sum of all gradients, not their mean. In a first step, only eps differs."
+            said = "AdamW got the sum of all gradients, not their mean. In a first step, only eps shows it."
             return Diagnosis(said, ("bucket.summands says how many gradients were summed.",))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."

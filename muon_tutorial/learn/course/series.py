@@ -53,7 +53,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class CoursePath:
-    """A way through the course; ``and_then``: minutes for the parts that it takes from other lessons."""
+    """A way through the course; ``and_then``: minutes of its builds."""
 
     name: str
     numbers: tuple[str, ...]

@@ -63,8 +63,10 @@ def check_momentum(dp: int, tp: int) -> Exercise:
                 return "Cut the flat list, since a part may end in the middle of a row."
         for rank, piece in enumerate(my_columns(whole[1:], rank, tp) for rank in range(dp * tp)):
             part = piece.flatten().chunk(dp)[rank // tp]
-            if piece.numel() % dp == 0 and not torch.equal(function(whole[1:], rank).flatten(), part):
-                return f"Right for {len(whole)} rows. With one row less, a part ends in the middle of a row."
+            told = f"With {len(whole) - 1} rows, rank {rank}: {{}}"
+            mine = value_of(function, whole[1:], rank, told=told) if piece.numel() % dp == 0 else part
+            if not isinstance(mine, Tensor) or not torch.equal(mine.flatten(), part):
+                return f"Right for {len(whole)} rows, not for one less: cut the flat list, wherever rows end."
         return _judge_longer(check_momentum, Grid.of(dp=dp, tp=tp), function)
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)

@@ -26,7 +26,7 @@ class Lane:
 
 _CLUSTER = ("torchrun --nnodes …\n--rdzv-endpoint …", "in a store on one\nof the machines")
 LANES = (
-    Lane("a notebook cell", ("a call", "with nobody", "–"), True),
+    Lane("a notebook cell", ("a call", "nowhere", "none"), True),
     Lane("launch()", ("launch(train, ranks)", "in a file", "Gloo, loopback"), True),
     Lane(
         "torchrun,\none machine",

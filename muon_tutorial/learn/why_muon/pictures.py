@@ -177,5 +177,5 @@ def say_extra_lanes(race: Race) -> str:
     rows += [f"{who.removeprefix('Muon, '):>22}  {race.best(who).last:.3f}" for who in MUON_TOO]
     others = [race.best("Muon", seed).last for seed in SEEDS[1:]]
     spread = ", ".join(f"{loss:.3f}" for loss in others)
-    head, note = f"{'Muon steps':>22}  last loss", f"(hidden matrices alone, other seeds: {spread})"
+    head, note = f"{'Muon updates':>22}  last loss", f"(hidden matrices alone, other seeds: {spread})"
     return "\n".join([head, *rows, note])

@@ -100,7 +100,7 @@ def test_the_report_counts_the_outcomes_and_repeats_the_first_bad_one_of_each_ki
     assert hole["once more"] == "`python scripts/faults.py --seed 9 --count 3 --case 0`"
     assert (hole["verdict"], hole["detail"]) == ("hang", "&lt;a\\|b> \\*waited\\*")
     text = (tmp_path / "faults.md").read_text(encoding="utf-8")
-    assert "in 0.0 % of the refusals" in text
+    assert "in 0.0 % of runs that one faulty rank broke" in text
     assert holes.markdown() in text
 
 
