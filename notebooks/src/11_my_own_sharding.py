@@ -33,7 +33,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
-# *Other grids:* any with at least two ranks; the more ranks, the emptier the shards.
+# *Other grids:* any with several ranks; the more ranks, the emptier the shards.
 #
 # </details>
 
