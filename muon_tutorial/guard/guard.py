@@ -225,10 +225,12 @@ class Guard:
         self.state = State.STEPPING
         try:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
-        except NotFiniteError:  # all ranks raise it
+        except TutorialError as refusal:  # all ranks raise it
             self.state = State.OPEN
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # so ``step()`` sends the gradients again, and raises the error
+                self.gradients_changed()  # so the next call sends the gradients again
+            if not isinstance(refusal, NotFiniteError):
+                raise
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm

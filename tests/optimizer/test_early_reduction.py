@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch, zero1
 from muon_tutorial.engine.collective import Collective, Label
 from muon_tutorial.engine.travel import all_reduce
-from muon_tutorial.errors import StrategyError
+from muon_tutorial.errors import MismatchError, StrategyError
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, layerwise
 
@@ -179,6 +179,30 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
         assert told["on one rank"].startswith("MismatchError: ranks would step differently: overlap_grad_red")
     assert zero["written to"].startswith("MismatchError: rank 1 cannot take this step")
     assert one["written to"].startswith("GradientError: rank 1: gradients have changed since they were sent")
+
+
+def refused_and_changed(rank: int, early: bool) -> list[Tensor]:
+    """Parameters after a step whose gradients were changed after ``ready_gradients()`` had been refused."""
+    model = Branches()
+    own = {"tp_dim": None, "overlap_grad_reduce": early}
+    both = MuonWithAdamW.from_model(model, lr=0.02, strategy="zero1", mesh=build_mesh({"dp": 2}), muon=own)
+    model(torch.full((2, 16), rank + 0.5), with_extra=True).square().sum().backward()
+    both.muon.param_groups[0]["lr"] = 0.02 + rank
+    with pytest.raises(MismatchError, match="lr"):
+        both.ready_gradients()
+    both.muon.param_groups[0]["lr"] = 0.02
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad = param.grad.square()
+    both.ready_gradients()
+    both.step()
+    return [param.detach() for param in model.parameters()]
+
+
+def test_after_a_refusal_changed_gradients_are_sent_anew() -> None:
+    late, early = (launch(refused_and_changed, 2, args=(which,)) for which in (False, True))
+    for of_late, of_early in zip(late, early, strict=True):
+        assert all(map(torch.equal, of_late, of_early))
 
 
 def straddled(rank: int) -> list[str]:
