@@ -35,10 +35,8 @@ from .standard_streams import flush_output
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
-_KEPT, _LARGEST = (
-    256 << 20,
-    32 << 20,
-)  # Most bytes of freed memory that a rank keeps: in all, in a block.
+# Most bytes of freed memory that a rank keeps: in all, and in one block.
+_KEPT, _LARGEST = 256 << 20, 32 << 20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # See mallopt(3).
 
 
