@@ -40,7 +40,7 @@ def hero() -> Picture:
     floor = found[-1].floor
     said = f"floor: the largest matrix,\n{rows:,} × {columns:,}, takes {say_seconds(floor)}"
     axes.axhline(floor, color=INK, linewidth=1, linestyle=":")
-    axes.text(30, 0.013, said, size=_SIZE, va="center", linespacing=1.3)
+    axes.text(150, 0.0095, said, size=_SIZE, va="center", linespacing=1.3)
     axes.text(10500, 0.028, "idle", size=12, ha="center", va="center", weight="bold")
     axes.set_title(f"A Muon step of {MODEL}, tp=8: seconds, predicted", size=12, loc="left", weight="bold")
     _say_machine(figure)
