@@ -37,7 +37,7 @@ class ComparedPrediction:
         return f"<details><summary>{NOT_PREDICTED} Show what the run gave</summary>{shown}</details>"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
-        """For each thing: name, prediction ("" if nobody was asked), what the run gave, verdict."""
+        """For each thing: name, prediction ("" if the lesson asks for none), result, verdict."""
         for name, found in self.found.items():
             mine = self.predicted.get(name, ...)
             said = "–" if name in self.predicted else ""
