@@ -52,7 +52,6 @@ OPENING = (
 SHARED = {name: STRATEGIES[name] for name in ("owner", "layerwise", "round_robin", "zero1")}
 """The strategies that share the work of Newton–Schulz."""
 PATIENCE = 120.0
-NAP = 0.1
 MATRICES = {
     "16 equal": ((128, 128),) * 16,
     "16 unequal": tuple((128, 32 * (1 + i % 4)) for i in range(16)),
@@ -84,18 +83,20 @@ NOTES = (
 class SleepCase:
     """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz.
 
-    ``limit``: the strategies' ``round_bytes``; None leaves the default.
+    ``limit``: the strategies' ``round_bytes``; None leaves the default. ``longest``: the sleep of the
+    costliest matrix, in seconds.
     """
 
     name: str
     shapes: tuple[tuple[int, int], ...]
     ranks: int
     limit: int | None
+    longest: float = 0.1
 
     def sleeps(self) -> list[float]:
-        """Seconds of sleep for each matrix, in proportion to its operations; ``NAP`` for the costliest."""
+        """Seconds of sleep for each matrix, in proportion to its operations."""
         costs = [newton_schulz_cost(shape) for shape in self.shapes]
-        return [NAP * cost / max(costs) for cost in costs]
+        return [self.longest * cost / max(costs) for cost in costs]
 
     @property
     def best(self) -> float:
@@ -258,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = result_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16], help="numbers of ranks")
     parser.add_argument("--only", choices=("sleep", "real"), help="one of the two tables")
+    parser.add_argument("--sleep", type=float, default=0.1, help="seconds for the costliest matrix")
     parser.add_argument(
         "--orthogonalize",
         default=STOCK,
@@ -270,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = made(asked.out)
     for ranks, name, limit in product(asked.ranks, MATRICES, (ONE, ALL)) if asked.only != "real" else ():
         say(f"{name} on {ranks} ranks")
-        rows += run_case(SleepCase(name, MATRICES[name], ranks, limit))
+        rows += run_case(SleepCase(name, MATRICES[name], ranks, limit, asked.sleep))
     tables = [Table("Owners that work at once", tuple(rows), command, NOTES)] if rows else []
     tables += [] if asked.only == "sleep" else [real_table(command, asked.orthogonalize)]
     write_results(out, "rounds", "Rounds", OPENING, machine_facts(command), tables)
