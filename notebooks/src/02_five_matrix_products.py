@@ -300,6 +300,16 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
+# <details><summary>What a GPU program of your own could save</summary>
+#
+# `X @ X.T` and `A @ A` are symmetric, so what stands above the diagonal stands below it, too. torch computes both
+# halves. A program for the GPU, a *kernel*, can compute one half and write it twice. For a square matrix the three
+# products take equally many FLOPs, so this saves up to a third. modded-nanogpt has [two such
+# kernels](https://github.com/KellerJordan/modded-nanogpt/blob/000d247f34f20ed5b7ac45c25ca35209290d9dbd/triton_kernels.py)
+# in Triton, whose [tutorials](https://triton-lang.org/main/getting-started/tutorials) begin with adding vectors.
+#
+# </details>
+#
 # Do more steps bring the result all the way to `U @ Vt`? The distance between the two is the size of their difference,
 # divided by the size of `U @ Vt`.
 
@@ -348,7 +358,7 @@ print(lesson.say_published())
 # %% [markdown]
 # As directions need only be *about* equally loud, lifting is what counts, above all early in training: of 64 values,
 # about thirty are below 0.01 after 40 training steps (lesson 01), but only three after 300 (this lesson). Polar
-# Express and CANS lift most, because their first `a` is above 8.
+# Express and CANS lift most: their numbers change from step to step, and the first `a` is above 8.
 #
 # ## Recap
 #

@@ -334,6 +334,14 @@ for ranks in (6, 8, 128):
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# With 1, 2, 4 and 8 the work is even, because each rank gets two square matrices for every large one, as the whole
+# model has. With 6 and 12 it is most uneven, because the same ranks get the large matrices of every layer, and nothing
+# else.
+#
+# </details>
+#
 # Costliest first, known as *longest first*, stays within 4/3 of the least possible makespan. By hand, deal out
 # matrices of cost 8, 7, 6, 5 and 4 to two owners: what is the makespan with longest first, and what is the least
 # possible?

@@ -300,7 +300,7 @@ lesson.draw_cuts(dp, tp)
 #
 # With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in [Moonshot's
 # paper](https://arxiv.org/abs/2502.16982), gives equal slices, too, and each slice is one unbroken part of the list. A
-# slice is long, so it is sent in several pieces, its buckets.
+# slice is long, so it travels in several pieces: there, these are the buckets.
 #
 # </details>
 

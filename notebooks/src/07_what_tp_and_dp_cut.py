@@ -217,6 +217,16 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # The ranks add the same products in another order, and each addition rounds. With whole numbers the outputs agree to
 # the bit, so no summand is missing.
 #
+# <details><summary>As many bytes, less memory: sequence parallelism</summary>
+#
+# After the all_reduce each rank has all of y, so all ranks of a tp group keep the same activations of the norm and the
+# dropout that come next. But an all_reduce is a reduce_scatter and an all_gather (lesson 03), and other work fits in
+# between. With sequence parallelism, a reduce_scatter after `down` leaves each rank the whole y of some of the tokens.
+# The rank normalizes these alone, and an all_gather before the next `up` joins them. A rank sends as many bytes as
+# before, but keeps only 1 / tp of these activations ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+#
+# </details>
+#
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a

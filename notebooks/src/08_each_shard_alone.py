@@ -35,7 +35,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
-# *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
+# *Other grids:* tp can be 2 or 4, dp anything. *Find the harmless one* tries 8 shards, too.
 #
 # *The heat maps:* each square stands for 4 × 4 entries. A darker square means larger entries, on a square-root
 # scale, so that you also see what is faint.
@@ -462,9 +462,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as
-#   a shard's cut side is no shorter than its other side. In our case part of the update acts on
-#   inputs that the gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, unless this side
+#   becomes a shard's shorter one. In our case part of the update acts on inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -24,7 +24,7 @@ lesson.hero()
 #
 # **Seventy-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
-# process.
+# process. A good place to stop is before *Write the whole step*. When you come back, run all cells above it again.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
 # reduce_scatter and all_gather are from lesson 03.
@@ -116,23 +116,46 @@ here = lesson.record_here(dp, tp, seed)
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum never travels: after phase 1, each rank updates its range `m[B_dp]` and computes from it x, the input
-# of Newton–Schulz, which phase 2 sends.
+# The momentum never travels: each rank updates its range `m[B_dp]`, and from it computes x, the input of
+# Newton–Schulz.
 #
-# ## Meet the objects
+# ## Luggage, address, route
 #
-# Your step will work on one bucket with these matrices, each with the offset and size of its tp piece:
+# Your step is a journey, and one bucket is its luggage. tp cuts up by rows, and o and down by columns:
 
 # %%
 bucket = plan.buckets[0]
 for entry in bucket.entries:
-    print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
+    print(entry.matrix.name, entry.matrix.shape)
 
 # %% [markdown]
-# For o, rank 0's master plan has the piece's `shape` and its `global_range`:
+# Rank 0 packs its pieces in this order. Which range of the bucket is o's?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+range_of_o = ...  # a pair: o's first entry, and the first entry after it
+
+# %% tags=["answer"]
+meta = plan.dist_meta(plan.grid.at(0))[1]
+compare({"range_of_o": range_of_o}, {"range_of_o": meta.global_range})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Along tp, each rank has an equal piece of both matrices.
+#
+# ```python
+# up, o = 128 * 32 // tp, 32 * 32 // tp
+# range_of_o = (up, up + o)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# The master plan, lesson 05's address book, has it as `global_range`, and the piece's `shape`, too:
 
 # %%
-meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
@@ -145,7 +168,7 @@ print(meta)
 # Partial()     a summand on each rank   W[I, J]{U_tp}
 # ```
 #
-# Each hop knows its inverse:
+# Which hop undoes each of these? Say it, then look:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -153,14 +176,19 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# The collective that each hop needs, out and back. (*gather*: all pieces to one rank; *scatter*: the way back;
-# *reduce*: the sum to one rank.)
+# The collective that each hop needs, out and back:
+#
+# <details><summary>What are gather, scatter and reduce?</summary>
+#
+# A gather sends all pieces to one rank, and a scatter sends them back. A reduce sends the sum to one rank.
+#
+# </details>
 
 # %%
 print(lesson.say_hops())
 
 # %% [markdown]
-# A **route** is a list of hops, in order, and the dtype that they send:
+# A **route** is hops in order, and the dtype that they send:
 
 # %%
 print(bucket.entries[1].route)
@@ -168,7 +196,7 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# Jen Wei's script, our blueprint, left a matrix flat, as it lies in the bucket:
+# Jen Wei's script, our blueprint, left a matrix flat:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -251,8 +279,7 @@ back.check(way_back)
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# The hash never changes: a rank sees only its own groups' answers, and always in the order of its own requests,
-# whichever group is answered first.
+# The hash never changes, because a rank sees only its own groups' answers, in the order of its own requests.
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
@@ -296,7 +323,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# `job` does the arithmetic, and you write everything that moves.
+# All lessons so far led here, so stop first if you are tired. `job` does the arithmetic, and you write what moves.
 #
 # <details><summary>Hint</summary>
 #

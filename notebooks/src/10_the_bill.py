@@ -169,7 +169,7 @@ lesson.draw_small_bills(dp, tp)
 #
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But a matrix that does not straddle a boundary is whole on its rank, so
+# Wei's script gathers the *whole* bucket. But a matrix that does not straddle a boundary is whole along dp already, so
 # `gather="boundary"` moves only matrices that do. How many entries of a matrix do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
@@ -225,10 +225,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. Here
-# a matrix has parts at one place along dp, or at two, and every tp rank of such a place runs Newton–Schulz on it. So
-# the number of ranks that run it is tp, or 2 · tp. The size of a bucket hardly matters, because dp cuts one list of
-# all matrices (lesson 05).
+# Without tp and with `gather="boundary"`, Muon sends hardly more bytes than AdamW, because few matrices straddle. In
+# this model a matrix has parts at one place along dp, or at two. All tp ranks of such a place run Newton–Schulz on it:
+# tp ranks, or 2 · tp. The size of a bucket hardly matters, because dp cuts one list of all matrices (lesson 05).
 #
 # </details>
 
@@ -268,6 +267,16 @@ print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
 # So two grids may agree for a while and then differ without a bug.
+#
+# <details><summary>Still fewer bits: fp8</summary>
+#
+# In fp8 an entry has 1 byte, so the dp gather and the tp gather would cost half as much. Two formats share the 8 bits
+# differently. E4M3 keeps 4 significant bits. E5M2 keeps only 3 but has a wider range, which suits gradients
+# ([Micikevicius et al., 2022](https://arxiv.org/abs/2209.05433)). With so few bits, a single scale for a whole matrix
+# is too coarse, so DeepSeek-V3 took E4M3 and a scale for each block of 128 × 128 weights ([section
+# 3.3](https://arxiv.org/abs/2412.19437)).
+#
+# </details>
 
 # %% [markdown]
 # ## Recap

@@ -364,10 +364,10 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 # `python test_zero3.py`. It fails, because there is no `zero3.py`. Write that file, and go on until all four stages
 # are green.
 #
-# 1. `shard(model)` gets a `Sequential` whose layers all have weights. It cuts each parameter, a bias too, flattened
-#    and padded with zeros, into equal parts; part r is the parameter on rank r. It returns a module, which gathers
-#    a layer's weights before the layer computes, in forward and again in backward, drops them afterwards, and averages
-#    their gradients in a reduce_scatter. `whole` takes this module, and returns a list of the whole parameters.
+# 1. `shard(model)` gets a `Sequential` whose layers all have weights. It flattens each parameter, a bias too, pads it
+#    with zeros and cuts it into equal parts; rank r's parameter is part r. It returns a module, which gathers a
+#    layer's weights before the layer computes, in forward and again in backward, drops them afterwards, and averages
+#    their gradients in a reduce_scatter. Write `whole(module)`, too: it returns a list of the whole parameters.
 # 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the
 #    reference stands in for what is missing. In a step, a part travels around three times. Messages have no names, so
 #    let one thread alone call the ring, in an order that is the same on all ranks: two calls at once would take each

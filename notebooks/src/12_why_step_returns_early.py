@@ -24,7 +24,8 @@ lesson.hero()
 #
 # **Eighty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, find a wait that is missing in another loop, order the work of a pipeline,
-# and trade a stage's memory for work.
+# and trade a stage's memory for work. A good place to stop is before *Stages that wait for each other*. When you come
+# back, run all cells above it again.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
@@ -53,6 +54,7 @@ import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Start, Wait
 from muon_tutorial.learn import early_return as lesson, my_muon
+from muon_tutorial.learn.widgets.reveal import compare
 clocks, ahead, find, in_turn, again, quiz, recorded = lesson.all_exercises(dp * tp, seed)
 _ = my_muon.so_far("12")
 
@@ -216,7 +218,36 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# On which link does overlap save the largest part of a step, and from which window on does it save nothing more?
+# On which link does overlap save the largest part of a step?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+# compare work and sending in the top picture. On the loopback messages stay in the machine: one core computes and sends
+best_link = ...  # "50 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
+
+# %% tags=["answer"]
+saved = {}
+for each in lesson.LINKS:
+    one, most = (lesson.predict(each, size).milliseconds for size in (1, lesson.MOST))
+    saved[each] = 1 - most / one
+shown = {f"saved on {each}": f"{part:.0%}" for each, part in saved.items()}
+compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **shown})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Only the shorter of work and sending can be hidden behind the longer, so overlap saves most where the two take about
+# equally long. On 50 Mbit/s sending takes far longer than the work, and on 1 Gbit/s far less.
+#
+# ```python
+# best_link = "200 Mbit/s"
+# ```
+#
+# </details>
+
+# %% [markdown]
+# From which window on does 200 Mbit/s save nothing more?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -225,14 +256,6 @@ lesson.explore_windows(live=widgets)
 for window in (1, 2, 3, 4, 6):
     step = lesson.predict("200 Mbit/s", window)
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
-
-# %% [markdown]
-# <details><summary>Answers</summary>
-#
-# Overlap saves most on 200 Mbit/s, three tenths of the step, and a window of 4 is enough. Only the shorter of work and
-# sending can be hidden behind the longer, so overlap saves most where the two take about equally long.
-#
-# </details>
 
 # %% [markdown]
 # ## Find the missing wait
@@ -275,15 +298,17 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# On a fast link such a bug stays unnoticed, because the share ends in time:
+# Would you notice this bug on a link that is 8 times faster?
 
 # %%
 for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# All ranks must also ask in one order. Where two gathers have the same size, Gloo would not notice another order, and
-# ranks would silently get each other's matrices.
+# No, because there the share ends in time. All ranks must also ask in one order. Otherwise, where two gathers have the
+# same size, ranks would silently get each other's matrices.
+#
+# You can now hide messages, and the pipelines below begin afresh, so this is a good place to stop.
 #
 # ## Stages that wait for each other
 #
@@ -302,8 +327,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. On the first stage, a micro-batch's F begins long
-# before its B ends: for how many micro-batches (this one counted) do F and B fit into that time?
+# The last stage can go back at once, so its order begins with FBFB. On the first stage, take the time from the start
+# of a micro-batch's F to the end of its B: how many micro-batches' F and B fit into it, this one counted?
 #
 # </details>
 #
@@ -322,7 +347,9 @@ in_turn.check(one_f_one_b)
 #
 # A micro-batch has `stages - stage` stages left, counting this stage. Its way through them and back takes as long as
 # this stage needs for F and B of `stages - stage` micro-batches, so this many keep the stage busy. If you begin with
-# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster.
+# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster. Less idle are [several parts
+# of the model on each stage](https://arxiv.org/abs/2104.04473) (Megatron-LM) and [a B that is split in
+# two](https://arxiv.org/abs/2401.10241) (Zero Bubble).
 #
 # ```python
 # def one_f_one_b(stage, stages, micro):
@@ -365,7 +392,9 @@ again.check(forward, backward)
 # <details><summary>Solution</summary>
 #
 # If B left the state where its own dropout ended, the next F would change. In your training,
-# `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it.
+# `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
+# al.](https://arxiv.org/abs/1604.06174) began with this in 2016. [Korthikanti et
+# al.](https://arxiv.org/abs/2205.05198) recompute only what is large and cheap, the middle of attention.
 #
 # ```python
 # def forward(stage, x):
@@ -389,9 +418,31 @@ again.check(forward, backward)
 print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
 
 # %% [markdown]
-# If F takes one unit, B took two and now takes three, so the price is a third more computing.
+# F takes one unit, and B three in place of two, so the price is a third more computing.
 
 # %% [markdown]
+# <details><summary>An open task: in which order should a rank ask? (30 minutes)</summary>
+#
+# Matrices are rarely alike. Draw gathers and works of six matrices at random, and find an order with the least
+# `makespan`, with a window of 6. `itertools.permutations` finds it by trying all, so you can check any idea. There is
+# more than one good answer. A good page
+#
+# 1. states a rule that needs no trying, and shows how often it is best on times that you did not choose for it;
+# 2. says in a few sentences why exchanging two neighbours in its order gains nothing;
+# 3. shows times on which it fails with a window of 2, and says why the window matters;
+# 4. says what all ranks of a real step would have to agree on before they could use it.
+#
+# </details>
+#
+# <details><summary>A rule for the open task</summary>
+#
+# [Johnson (1954)](https://doi.org/10.1002/nav.3800010110): begin with the matrices whose gather is shorter than their
+# work, the shortest gather first. Then come the others, the longest work first. If the window holds all matrices, no
+# order is faster. With a window of 2 it can fail: for gathers of 1, 2 and 9 ms and works of 10, 5 and 3 ms, its order
+# takes 23 ms, and the order first, third, second takes 19.
+#
+# </details>
+#
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
@@ -425,8 +476,9 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. Work that stands after a wait finds the collective done. With Gloo the
-#   wait returns only once it is done; with NCCL it may return earlier.
+# - A call that returns has launched something. What is computed after a wait uses the collective's result. With Gloo
+#   the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU waits in its
+#   place.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
@@ -465,8 +517,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# In half of this recording, all ranks shared one slowed-down link, a **bus**. (*Loopback*: messages
-# that never leave the machine.)
+# In half of this recording, all ranks shared one slowed-down link, a **bus**.
 
 # %%
 recording = lesson.recorded()
@@ -474,8 +525,7 @@ print(lesson.say_about(recording))
 makespan = clocks.accepted_or(lesson.makespan)
 
 # %% [markdown]
-# With a window of 1, a rank computes and waits in turn. By your `makespan`, how long would a step with these times
-# take with a window of 3?
+# With a window of 1, a rank computes and waits in turn. By your `makespan`, how long would it take with a window of 3?
 #
 # *Easy · 3 minutes · required*
 
@@ -504,14 +554,13 @@ with_window_3 = recorded.accepted_or(lesson.with_window_3)
 print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
-# In the first row and the last, your time is a fifth too short. `makespan` gives each rank a core and a link of its
-# own, but in the first row all ranks share two cores, and in the last row they share one link. The timed world counts
-# what they share.
+# In the first row and the last, your time is a fifth too short, because `makespan` gives each rank a core and a link of
+# its own. In the first row all ranks share two cores, in the last row one link. The timed world counts that.
 #
 # <details><summary>How little was left to hide</summary>
 #
-# On the loopback, ranks had work for 2.9 cores on average, but there were only two. On the bus they shared the link,
-# which needed 849 of the 907 ms for their 21 MB.
+# In the first row, ranks had work for 2.9 cores on average, but there were only two. In the last row they shared the
+# link, which needed 849 of the 907 ms for their 21 MB.
 #
 # </details>
 #

@@ -23,7 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Sixty-five minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
-# read a profiler's trace without counting anything twice, and tell waiting from transfer.
+# read a profiler's trace without counting anything twice, and tell waiting from transfer. A good place to stop is
+# before *Waiting is not transfer*. When you come back, run all cells above it again.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
@@ -61,7 +62,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # <details><summary>Nothing ran: whose numbers?</summary>
 #
-# The **planner** walks a step without data, and charges it by a file that describes a machine.
+# The **planner** walks a step without data, and computes its time from a file that describes a machine.
 #
 # </details>
 #
@@ -157,8 +158,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Time, as a profiler logs it
 #
-# The report (its traces come below) took 0.57 from *time*: each run's summed durations of all events whose names say
-# all-reduce or all-gather. Which events have such names? Profile your own step, and look at rank 0's events, in
+# The report took 0.57 from *time*: each run's summed durations of all events whose names say all-reduce or all-gather.
+# Which events have such names? Profile your own step, and look at rank 0's events, in
 # microseconds:
 
 # %% tags=["volatile", "ranks"]
@@ -258,7 +259,7 @@ print(lesson.say_report())
 
 # %% [markdown]
 # Its headlines were 0.57 × the communication, 1.1 % overhead, and 2.1 × slower with asynchronous collectives.
-# Calculate each as the report did, and then as it should be.
+# Which fields did it divide, and which should it have divided?
 #
 # <details><summary>Hint</summary>
 #
@@ -271,12 +272,12 @@ print(lesson.say_report())
 
 # %% tags=["stub"]
 found = {
-    "0.57": ...,  # Muon over AdamW, by names
-    "0.57 once": ...,  # the same, kernels alone
-    "1.1%": ...,  # Muon: the CPU's time for *calling* the optimizer, over its full step
-    "1.1% on the GPU": ...,  # Muon: `optimizer` (GPU time of the kernels that this call queued) over `gpu_span`
-    "2.1": ...,  # muon_async over muon, by names
-    "2.1 as a span": ...,  # the same, by the GPU's span
+    "0.57": ...,  # the communication, as the report found it: does yours come out as 0.57?
+    "0.57 once": ...,  # with each collective counted once
+    "1.1%": ...,  # Muon's optimizer as a part of the step, as the report found it
+    "1.1% on the GPU": ...,  # where the optimizer's work is done: its time there over all time there
+    "2.1": ...,  # how many times slower async looked
+    "2.1 as a span": ...,  # by the time that passes on the GPU, from its first event to its last
 }
 
 # %%
@@ -313,6 +314,7 @@ print(lesson.say_bytes())
 
 # %% [markdown]
 # No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights.
+# You have taken three headlines apart, so this is a good place to stop.
 #
 # ## Waiting is not transfer
 #
@@ -427,9 +429,9 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and each matrix is
-# orthogonalized on one rank, not on two. `boundary` sends as little as `layerwise`, but it does the work twice, and
-# `gram` sends less but does not keep the bits. So by bytes and work you would take `layerwise`.
+# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work once,
+# not twice. `boundary` sends as little but does the work twice, and `gram` sends less but gives other bits. So by bytes
+# and work you would take `layerwise`.
 #
 # ## Recap
 #
@@ -455,7 +457,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # what part of a step is it? lesson.muon_step("all fp32", "layerwise") has .product and, for all of it, .seconds
+    "Newton–Schulz": ...,  # what part of a step's seconds? lesson.muon_step("all fp32", "layerwise") has both: .product, .seconds
 }
 
 # %%

@@ -33,8 +33,8 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. Colab
 #   deletes your `my_muon.py` when you leave: download it, and upload it where you go on.
 #
-# *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
-# that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
+# *All seconds here are predicted.* The planner walks the package's own step without data and computes its time from a
+# file that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
 # comes from, and which are estimates. Near the end, clocks on up to 256 GPUs stand beside the planner's seconds.
 #
 # Nothing here runs on ranks. Of the parameters below, this lesson uses `widgets` alone.
@@ -187,6 +187,14 @@ print(lesson.say_experts())
 # %% [markdown]
 # Each owner has many experts, so their work balances by itself. But an owner has only two or three dense matrices,
 # so the costliest sets the floor.
+#
+# <details><summary>How tokens get to their experts</summary>
+#
+# In forward, each rank sends its tokens to the ranks that have their experts, and the results come back: two
+# all_to_alls, and two more in backward ([GShard](https://arxiv.org/abs/2006.16668)). Muon's step sends nothing from one
+# place along ep to another, because no expert has parts at two places.
+#
+# </details>
 #
 # ## Even entries, uneven work
 #

@@ -125,8 +125,8 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. It was
-# recorded when these functions stood in another file.)
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. Its
+# functions have since moved to other files.)
 
 # %%
 print(lesson.recorded_dump())
@@ -193,7 +193,7 @@ print(waits(lesson.logs(hang)))
 
 # %% tags=["stub"]
 def suspects(pairs):
-    return ...  # a set of ranks; pairs: what waits returns
+    return ...  # ranks, as a list or a set; pairs: what waits returns
 
 # %%
 accusing.check(suspects)
@@ -249,7 +249,7 @@ clinic.check("hang", repair_hang)
 # %% [markdown]
 # ## If it lies: a ladder, held against an oracle
 #
-# A run that lies makes all its calls. So you compare its numbers with an **oracle**, the same training in one process.
+# A run that lies makes all its calls, so compare its numbers with an **oracle**, the same training in one process.
 # Only the *first* wrong rung counts, because everything below it comes from wrong numbers. Find it.
 #
 # <details><summary>Hint</summary>
@@ -336,7 +336,7 @@ clinic.check("lie", repair_lie)
 # %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none; if none, answer `"nothing"`. Your tools:
+# Each file is a case of its own, so rest in between. Answer `"nothing"` if no line is wrong. Your tools:
 #
 # ```text
 # ranks gave up waiting   suspects(waits(lesson.logs(run)))   lesson.say_calls(run, step)

@@ -205,7 +205,7 @@ def load(manager, model, optimizer, scheduler):
     # the loop calls it before its first step, even in a new run
     # manager.latest_step(): the newest checkpoint's step, or None
     # manager.load(model, optimizer): puts the newest back into both, and returns its extra
-    return ...  # the step to go on with, from 0; a step's batch follows from its number alone
+    return ...  # the step to go on with, counted from 0; its batch follows from this number alone
 
 # %% [markdown]
 # Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with *your* `load`.
@@ -430,8 +430,8 @@ print(my_muon.say_yours())
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
 # -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
-# with torch alone, and to the bits of one process. (This test runs all grids at once, the one in the last fold grid
-# after grid.) Afterwards compare your page with the one that you put away.
+# with torch alone, and to the bits of one process. (This test runs all grids at once; the last fold's test runs one
+# grid after another.) Afterwards compare your page with the one that you put away.
 #
 # The tests make a `DistributedMuon(params, mesh)`, and expect:
 #

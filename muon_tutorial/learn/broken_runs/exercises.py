@@ -404,7 +404,7 @@ def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     spot, waiting = first_difference(lie), sum(bool(report.stuck) for report in hang.reports)
     agree, step = int(copies_agree(lie)), spot.step if spot else 0
     return numbers(
-        ("waiting", waiting, "Count those that gave up: sum(bool(report.stuck) for report in hang.reports)."),
-        ("agree", agree, "1 if the copies of the lying run agree: lesson.copies_agree(lie)."),
+        ("waiting", waiting, "How many ranks were still in a call when the time was over?"),
+        ("agree", agree, "All copies get a row from the same owner. 1 if they agree at the end, 0 if not."),
         ("step", step, "In which step of the lying run's ladder is the first red rung?"),
     )

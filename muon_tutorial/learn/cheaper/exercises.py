@@ -234,7 +234,8 @@ _HEADLINE_HINTS = {
 def headlines_exercise() -> Exercise:
     """The exercise: the published ratios, and what they are without double counts and launch times."""
     asked = ((name, right, _HEADLINE_HINTS[name]) for name, right in right_headlines().items())
-    return numbers(*asked, within=0.005)
+    praise = "Three headlines, each taken apart with one division. Traces will not fool you easily now."
+    return numbers(*asked, within=0.005, praise=praise)
 
 
 def _flights(*times: tuple[int, int]) -> list[Flight]:

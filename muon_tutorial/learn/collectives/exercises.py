@@ -92,7 +92,8 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
 
     least = ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks)
     par = Par("bytes in its all_reduce", least, bytes_of_all_reduce)
-    praise = "Every rank has its piece of the sum."
+    done = "The hardest part of this lesson is done, so this is a good place to stop."
+    praise = f"Every rank has its piece of the sum. {done}"
     hints = (*SUM_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_own_sum, _judge_received, _judge_waits)
     judge = partial(_with_ladder, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
@@ -256,5 +257,9 @@ def quiz(ranks: int) -> Exercise:
     return numbers(
         ("messages", 2 * (ranks - 1), "In each half a rank sends every piece but one."),
         ("share", 0.5, "An all_gather is one of the two halves of an all_reduce."),
-        ("bytes", ring_formula("all_reduce", 1_000_000, 2, 8), "Ask formula('all_reduce', 1_000_000, 2, 8)."),
+        (
+            "bytes",
+            ring_formula("all_reduce", 1_000_000, 2, 8),
+            "In each of the two halves a rank sends seven eighths of the entries, at 2 bytes each.",
+        ),
     )

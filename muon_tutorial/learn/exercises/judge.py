@@ -217,7 +217,11 @@ def names_or_none(answer: object, known: Container[object], kind: type = str) ->
     return names if all(type(name) is kind and name in known for name in names) else None
 
 
-def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
+def numbers(
+    *asked: tuple[str, float, str],
+    within: float = 0.0,
+    praise: str = "Every one of them: this lesson is yours.",
+) -> Exercise:
     """A quiz of numbers. Each has a name, a value (up to a relative error ``within``), and a reply."""
 
     def judge(answers: Mapping[str, Any]) -> str | None:
@@ -232,7 +236,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
         said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(asked) else []
         return " ".join(said) or None
 
-    return Exercise(judge, praise="You can find all of it above.")
+    return Exercise(judge, praise=praise)
 
 
 def guesses(*asked: Any, within: float = 0.0, **more: Any) -> Exercise:
@@ -329,9 +333,11 @@ def _alike(mine: Any, right: Any, within: float = 1e-6) -> bool:
 def _short(value: Any) -> str:
     """A value in a message.
 
-    >>> _short([1 / 3, 2])
-    '[0.3333, 2]'
+    >>> _short([1 / 3, 2]), _short(({3, 0}, 1))
+    ('[0.3333, 2]', '[[0, 3], 1]')
     """
+    if isinstance(value, set | frozenset):  # the order does not count, so most readers write a list
+        value = sorted(value, key=lambda each: (len(str(each)), str(each)))
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_short, value))}]"
     value = value.item() if getattr(value, "ndim", None) == 0 else value

@@ -155,5 +155,5 @@ def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
         ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns."),
-        ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
+        ("kept", plan.buckets[0].stored_shards(at)[0].numel, "dp cuts its columns into equal parts."),
     )

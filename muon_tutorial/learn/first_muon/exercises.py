@@ -293,7 +293,11 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )
-    return Exercise(judge, hints, "Whatever is missing, every other update is in its place, on every rank.")
+    praise = (
+        "Whatever is missing, every other update is in its place, on every rank. You have repaired a bug "
+        "that raises no error."
+    )
+    return Exercise(judge, hints, praise)
 
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
@@ -341,13 +345,13 @@ def quiz(ranks: int) -> Exercise:
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = on_ranks.predict_ring(ranks)
     return numbers(
-        ("zeros", LENGTH - own, "Count the grey entries of rank 0, or ask first.zeros(0)."),
+        ("zeros", LENGTH - own, "Rank 0 fills its own matrices' places, and leaves zeros in all others."),
         (
             "busiest",
             fair_shares(WORST),
-            f"Put the slider at {WORST}, or ask the lesson's lesson.fair_shares({WORST}).",
+            f"Your fair_shares has printed it for {WORST} ranks, and the picture says it, too.",
         ),
-        ("bytes", sent, "Take the par of your all_gather, or ask counted[0][1].ring."),
+        ("bytes", sent, "It is the par of your all_gather: as many segments as there are other ranks."),
         within=1e-6,
     )
 

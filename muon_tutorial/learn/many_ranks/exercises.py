@@ -89,8 +89,8 @@ def wires_exercise() -> Exercise:
 def quiz() -> Exercise:
     found = steps()
     return numbers(
-        ("idle", found[-1].idle_owners, "Ask lesson.steps()[-1].idle_owners."),
-        ("floor", 1000 * found[-1].floor, "In milliseconds: 1000 * lesson.steps()[-1].floor."),
+        ("idle", found[-1].idle_owners, "With tp=8, how many owners are there? A matrix needs only one."),
+        ("floor", 1000 * found[-1].floor, "The top picture names it; .floor has it in seconds."),
         ("latency", found[-1].latency / found[0].latency, "Divide the last latency by the first."),
         within=0.02,
     )

@@ -210,9 +210,11 @@ def say_experts() -> str:
     """The dense matrices and the experts of a mixture of experts: their number, owners and balance."""
     dp, tp, ep = 256, TP, 64
     dense, experts = stage_matrices(find_model(EXPERTS), tp=tp, ep=ep)
-    lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", f"{'':8}{'matrices':>10}{'owners':>8}{'busiest':>22}"]
-    for name, matrices, owners in (("dense", dense, dp), ("experts", experts, dp * tp // ep)):
+    one_place = f"experts, 1 of {ep} places"
+    columns = f"{'':24}{'matrices':>10}{'owners':>8}{'busiest':>22}"
+    lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", columns]
+    for name, matrices, owners in (("dense", dense, dp), (one_place, experts, dp * tp // ep)):
         work = work_by_position(REPEATED(matrices, Grid.of(dp=owners)))
         shares = f"{max(work) * owners / sum(work):.2f} fair shares"
-        lines.append(f"{name:8}{len(matrices):>10,}{owners:>8,}{shares:>22}")
-    return "\n".join(lines)
+        lines.append(f"{name:24}{len(matrices):>10,}{owners:>8,}{shares:>22}")
+    return "\n".join([*lines, "(Each place along ep has other experts, and owners of its own.)"])

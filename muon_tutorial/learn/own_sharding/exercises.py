@@ -83,7 +83,10 @@ def check_redistribute(
         "On other ranks the update is None: make an empty tensor there, and make the same call.",
         "state['local_shape'] says what shape this rank's part has.",
     )
-    praise = "Three steps of Muon with your functions give the bits of one process, on every rank."
+    praise = (
+        "Three steps of Muon with your functions give the bits of one process, on every rank. Your sharding "
+        "is plugged in, so this is a good place to stop."
+    )
 
     def bytes_back(redistribute: Callable) -> float:
         notes = (note for trial in runs[-1].trials for note in trial.notes)
@@ -159,7 +162,8 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
     for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
             shared = ", ".join(map(str, trial.group))
-            yield f"Ranks {shared} share the work, but only {set(trial.owners.values())} of them get any."
+            chosen = ", ".join(map(str, sorted(set(trial.owners.values()))))
+            yield f"Ranks {shared} share the work, but only these of them get any: {chosen}."
 
 
 def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:

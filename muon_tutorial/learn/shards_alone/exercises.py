@@ -307,10 +307,10 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 
 def quiz(tp: int) -> Exercise:
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
-    ring = "On a ring, a rank sends tp - 1 shards: (tp - 1) * shards[0].numel() entries."
-    both = "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for."
+    ring = "On a ring, a rank sends tp − 1 shards. How many entries has a shard?"
+    both = "It stands in the first line of your table of ratios, in the last column."
     return numbers(
-        ("cosine", result.cosine, "nearness(update, lesson.orthogonal(gradient)) gives it first."),
+        ("cosine", result.cosine, "Your nearness has printed it above, before the distance."),
         ("factor", too_small(SHAPE, 1, tp)[1], both),
         ("sent", SHAPE[0] * SHAPE[1] // tp * (tp - 1), ring),
         within=0.01,

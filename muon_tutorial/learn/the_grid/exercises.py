@@ -189,9 +189,9 @@ def mismatch_exercise() -> Exercise:
 def quiz(dp: int, tp: int) -> Exercise:
     last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
     return numbers(
-        ("groups", dp + tp, "Ask sum(map(len, groups(dp, tp)))."),
+        ("groups", dp + tp, "Each row of the grid is a group, and so is each column."),
         ("number", last["tp"], "In its tp group a rank's number is its tp coordinate: rank % tp."),
-        ("shared", 1, "Ask len(set(answers[0][0]) & set(answers[0][1])): who is in both of rank 0's groups?"),
+        ("shared", 1, "Rank 0's row and rank 0's column cross. In how many places?"),
     )
 
 

@@ -242,7 +242,10 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             return Diagnosis(said, _STEP_HINTS[mark.phase], draw_difference(difference))
         return None
 
-    praise = "On every grid that was tried, your ranks make the package's requests, to the bit."
+    praise = (
+        "You have written a distributed Muon step! On every grid that was tried, your ranks make the "
+        "package's requests, to the bit."
+    )
     return Exercise(judge, (), praise, Par("lines", PAR_LINES, lambda step: 1 + lines_of(step)), ("my_step",))
 
 

@@ -302,7 +302,10 @@ def write_step() -> Exercise:
         "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. You have written the first two.",
         "The last two lines: W.mul_(1 - lr * weight_decay), then W.add_(update, alpha=-lr * factor).",
     )
-    praise = "Step after step the same bits as torch.optim.Muon, for tall, wide and square matrices."
+    praise = (
+        "You have written Muon. Step after step it gives the bits of torch.optim.Muon, for tall, wide and "
+        "square matrices."
+    )
     return Exercise(judge, hints, praise)
 
 
