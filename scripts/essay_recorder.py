@@ -125,7 +125,7 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
     """Pieces of rows in a rank's slice, in order: matrix, row, first column, number of entries, offset."""
     [bucket] = plan.buckets
     for held in bucket.stored_shards(at):
-        offset = held.in_buffer[0]
+        offset = held.interval[0]
         for box in matrix_boxes(held, at):
             (top, left), (rows, columns) = box.offset, box.shape
             for row in range(rows):

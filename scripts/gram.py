@@ -114,7 +114,7 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
         steps.append(PlanStep(plan, grid.at(rank), [ParameterState(param, group, {})]))
         steps[-1].fill_state()
     with torch.no_grad():
-        LocalWorld(grid).run([step.step() for step in steps])
+        LocalWorld(grid).run([step.walk() for step in steps])
     scale = max(1.0, sides[0] / sides[1]) ** 0.5
     return torch.cat([step.parameters[0].data for step in steps], dim) / -scale
 

@@ -251,7 +251,7 @@ def _predicted(plan: Plan, rank: int) -> int:
     ):
         walk_alone(step.agree(), lambda request: None)
         with PeakMemory() as seen:
-            walk_alone(step.step(), lambda request: None)
+            walk_alone(step.walk(), lambda request: None)
     return seen.peak
 
 

@@ -306,8 +306,8 @@ def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, li
                 optimizer.ready_gradients()
             if number:  # the first one warms up
                 its.append(time.perf_counter() - begin)
-            readied = optimizer.plan_steps[0].readied
-            averaged[kind] = [readied[index].clone() for index in sorted(readied)]
+            flat = optimizer.plan_steps[0].averaged
+            averaged[kind] = [flat[index].clone() for index in sorted(flat)]
             early.zero_grad()
             late.zero_grad()
     return seconds, all(map(torch.equal, averaged[LATE], averaged[EARLY]))

@@ -288,33 +288,12 @@ PLANTED = {
 }
 
 
-ALLOWED = {
-    "downward": ("engine/x.py", "from muon_tutorial.plan.layout import Box\nfrom ..errors import GridError"),
-    "the same floor": ("evidence/x.py", "from muon_tutorial.parameters import on_meshes"),
-    "submodules through the package": ("training/x.py", "from muon_tutorial import errors, plan"),
-    "the surface from learn": ("learn/x.py", "from muon_tutorial import Muon"),
-    "data moved by the live world": ("worlds/live.py", "import torch.distributed as d\nd.all_reduce(t)"),
-    "groups made elsewhere": (
-        "callbacks/x.py",
-        "import torch.distributed as d\nd.get_process_group_ranks(g)",
-    ),
-    "processes from the campaign": ("../scripts/lab/faults/x.py", "import os\nos.kill(1, 0)\nos.environ"),
-    "both other houses from the lab": (
-        "../scripts/lab/x.py",
-        "from muon_tutorial import Muon\nimport muon_tutorial.learn.pictures\nfrom scripts import files",
-    ),
-    "processes from launch": ("launching/x.py", "import os, subprocess\nos.fork()\nos.environ"),
-    "a look at a process class": ("learn/x.py", "import subprocess\nisinstance(p, subprocess.Popen)"),
-    "namesakes": ("engine/travel.py", "def gather(x): ...\ngather(1)\nimport os.path\nos.path.join('a')"),
-}
-
-
-@pytest.mark.parametrize("name", [*PLANTED, *ALLOWED])
-def test_a_planted_violation_is_caught_and_what_is_allowed_passes(tmp_path: Path, name: str) -> None:
-    path, source = {**PLANTED, **ALLOWED}[name]
+@pytest.mark.parametrize(("path", "source"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -> None:
+    """That the package itself passes shows what is allowed."""
     file = tmp_path / PACKAGE / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")
     found = violations(tmp_path)
-    assert bool(found) == (name in PLANTED)
+    assert found
     assert all(line.startswith(f"{PACKAGE}/{path}:") for line in found)

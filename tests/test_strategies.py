@@ -15,13 +15,7 @@ from muon_tutorial import Grid, Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, owner
 
 from .exhaustive import left_out
-from .oracle import (
-    UNEVEN,
-    assert_own_parts,
-    seated,
-    single_process,
-    whole_gradients,
-)
+from .oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
 from .plan import variants
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))

@@ -108,7 +108,7 @@ class CallbackStep:
     averages = False
     """Always False: the user has averaged the gradients."""
 
-    def step(self) -> Walk:
+    def walk(self) -> Walk:
         """Take one optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
         assert self.present is not None
         together = len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1

@@ -38,7 +38,7 @@ def predict(plan: Plan, at: Coordinate) -> Ledger:
     """The ledger of one rank's step, as a real run would fill it."""
     step = step_over_ones(plan, at, torch.device("meta"), IN_FLIGHT, ns_steps=0)  # iterations send nothing
     with torch.no_grad():
-        return Ledger([entry_of(request, at) for request in requests_of(step.step())])
+        return Ledger([entry_of(request, at) for request in requests_of(step.walk())])
 
 
 def step_over_ones(

@@ -134,12 +134,12 @@ class StepInOwnWorld(PlanStep):
         ranks = super().ranks
         return replace(ranks, total=lambda numbers, phase: self._run(ranks.total(numbers, phase)))
 
-    def step(self) -> Walk:
+    def walk(self) -> Walk:
         """One optimizer step. All ranks of the mesh must run it."""
-        return self._run(super().step())
+        return self._run(super().walk())
 
     def ready(self, *args: Any, **kwargs: Any) -> Walk:
-        """Reduce and clip gradients before ``step``. All ranks of the mesh must run it."""
+        """Reduce and clip gradients before ``walk``. All ranks of the mesh must run it."""
         return self._run(super().ready(*args, **kwargs))
 
     def _run(self, walk: Walk) -> Walk:

@@ -21,7 +21,7 @@ from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices
 from ..parameters.tensor_parallel import TpDim
-from ..plan.strategies import Builder, Plan, find_builder, fingerprint
+from ..plan.strategies import Builder, Plan, describe_plan, find_builder
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
@@ -98,7 +98,7 @@ def plan_step(
     """Make a plan, compare it across the ranks of a mesh, and fill the state that it needs."""
 
     def lines(plan: Plan) -> list[str]:
-        return [f"window {window}", *fingerprint(plan)]
+        return [f"window {window}", *describe_plan(plan)]
 
     if isinstance(world, LiveWorld):
         group = world.group(world.grid.axes) if world.grid.axes else None

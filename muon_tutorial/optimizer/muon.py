@@ -198,7 +198,7 @@ class Muon(torch.optim.Optimizer):
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
         """One step as a generator of requests. The arguments are the same as in ``Guard.before_step``."""
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
-            yield from each.step.step()
+            yield from each.step.walk()
         self.guard.after_step(self, "taken")
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:

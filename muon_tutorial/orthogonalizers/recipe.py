@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from ..errors import UsageError
-from .squares import check_polynomial
+from .squares import completed_squares
 
 Polynomial: TypeAlias = tuple[float, ...]
 """(a, b, c, …): an iteration replaces each singular value x by ax + bx³ + cx⁵ + …"""
@@ -57,7 +57,7 @@ class Recipe:
             raise UsageError(f"{self.name}: a step's degree is one of {degrees} in {self.dtype}")
         if self.dtype is torch.float32:
             for polynomial in self.coefficients:
-                check_polynomial(polynomial)
+                completed_squares(polynomial)  # raises an error if there are none
         if self.form == "gram" and self.dtype is torch.bfloat16:
             raise UsageError(
                 f"{self.name}: iterating on XXᵀ in bfloat16 explodes on ill-conditioned matrices, and drifts "

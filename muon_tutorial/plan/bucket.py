@@ -7,35 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TypeVar
 
 import torch
 
-from .exchange import BufferSlice, Layout, SlicedBuffer, WholeMatrices
-from .grid import Coordinate, Grid
+from .exchange import BufferSlice, Layout
+from .grid import Coordinate
 from .layout import Box, Route, run_boxes
-from .matrix import BucketEntry, Cut, Matrix, Part
+from .matrix import BucketEntry, Matrix
 
 T = TypeVar("T")
 Interval = tuple[int, int]
 GRAM_DTYPE = torch.float32
 """The dtype in which Gram matrices are summed, because the iteration on them diverges in bf16."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """The part of a matrix that a rank stores: its interval in the rank's piece, and in the rank's buffer."""
-
-    entry: BucketEntry
-    in_piece: Interval
-    in_buffer: Interval
-
-    @property
-    def numel(self) -> int:
-        return self.in_piece[1] - self.in_piece[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +80,17 @@ class Bucket:
         """Return one slice per entry: the matrix's part in this rank's flat buffer under a layout."""
         return tuple(layout.buffer_slices(self.entries, at))
 
-    def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
+    def stored_shards(self, at: Coordinate) -> tuple[BufferSlice, ...]:
         """Return the part of each matrix that this rank stores, one per entry, including empty parts."""
-        shards = []
-        for piece in self.buffer_slices(self.storage_layout, at):
-            start = piece.box.offset[0] if isinstance(self.storage_layout, SlicedBuffer) else 0
-            in_piece = (start, start + piece.box.numel) if piece.box.numel else (0, 0)
-            shards.append(StoredShard(piece.entry, in_piece, piece.interval))
-        return tuple(shards)
+        return self.buffer_slices(self.storage_layout, at)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
         """For each entry, return the box of the buffer that this rank orthogonalizes, or None."""
-        layout = self.compute_layout
-        whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []
-        for piece in self.buffer_slices(layout, at):
-            box = Box.whole(piece.entry.matrix.shape) if whole else piece.entry.matrix.box(at)
-            works = self.works_on(piece.entry, at)
-            found.append(BufferSlice(piece.entry, piece.offset, box) if works else None)
+        for worked in self.buffer_slices(self.compute_layout, at):
+            if len(worked.box.shape) == 1:  # a flat piece, which the worker has whole
+                worked = replace(worked, box=worked.entry.matrix.box(at))
+            found.append(worked if self.works_on(worked.entry, at) else None)
         return tuple(found)
 
     def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
@@ -134,7 +113,7 @@ class Bucket:
                 buffer_idx=self.buffer,
                 bucket_idx=self.index,
                 global_range=piece.interval,
-                local_range=shard.in_buffer,
+                local_range=shard.interval,
             )
             for piece, shard in pairs
         )
@@ -145,17 +124,17 @@ class Bucket:
         return self.length(self.model_layout, at) - shard
 
 
-def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
+def matrix_boxes(shard: BufferSlice, at: Coordinate) -> tuple[Box, ...]:
     """Return the boxes of the whole matrix, [rows, columns], that a shard covers, in the shard's order."""
     offset, shape = flat_frame(shard.entry.matrix, at)
     return tuple(box.shifted(offset) for box in run_boxes(shape, *shard.in_piece))
 
 
-def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
+def parameter_boxes(shard: BufferSlice, at: Coordinate) -> tuple[Box, ...]:
     """Return the boxes of the parameter that a shard covers, in the shard's order."""
     piece = shard.entry.matrix.box(at)
     boxes = (box.shifted(piece.offset) for box in run_boxes(piece.shape, *shard.in_piece))
-    return tuple(its for box in boxes for its in shard.entry.matrix.in_parameter(box))
+    return tuple(part for box in boxes for part in shard.entry.matrix.in_parameter(box))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -171,17 +150,6 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 def leading(matrix: Matrix) -> int:
     """Return the number of dimensions before rows and columns, in which matrices are numbered."""
     return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
-
-
-def largest_piece(matrix: Matrix, grid: Grid) -> int:
-    """Return the number of elements in the largest tensor-parallel piece of ``matrix``."""
-    return _largest_piece(matrix.shape, matrix.part, matrix.cuts, grid)
-
-
-@lru_cache(maxsize=1024)  # most layers of a model have equal shapes
-def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> int:
-    alike = Matrix(0, "", shape, cuts, part=part)
-    return max(alike.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
 
 
 def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:

@@ -22,15 +22,29 @@ from .matrix import BucketEntry
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. It may be empty."""
+    """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. It may be empty.
+
+    If the buffer is a slice that may cut a piece anywhere, the box is an interval of the flat piece.
+    """
 
     entry: BucketEntry
     offset: int
     box: Box
 
     @property
+    def numel(self) -> int:
+        return self.box.numel
+
+    @property
     def interval(self) -> tuple[int, int]:
-        return self.offset, self.offset + self.box.numel
+        """The box's elements in the buffer."""
+        return self.offset, self.offset + self.numel
+
+    @property
+    def in_piece(self) -> tuple[int, int]:
+        """The box's elements in the rank's flat piece of the matrix, of which it is an interval or all."""
+        start = self.box.offset[0] if len(self.box.shape) == 1 else 0
+        return (start, start + self.numel) if self.numel else (0, 0)
 
 
 class Layout:
@@ -174,17 +188,16 @@ class PiecesInSlices(LocalShards):
 class WholeMatrices(Layout):
     """A rank's buffer holds the matrices of which it is a worker, one after the other, and nothing else.
 
-    With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, a worker holds its whole
-    tensor-parallel piece, flat. On the way back, an ``"owner"`` sends to all ranks. ``"holders"`` send
-    nothing, because each of them already has the parts that it needs.
+    With the frame ``"matrix"``, a worker holds the whole matrix, and sends its parts to all ranks on the way
+    back. With ``"piece"``, a worker holds its whole tensor-parallel piece, flat, and sends nothing back,
+    because all ranks that need a part of the piece are workers.
     """
 
     axes: tuple[str, ...]
-    frame: Literal["matrix", "piece"]
-    workers: Literal["owner", "holders"]
+    frame: Literal["matrix", "piece"] = "matrix"
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        return self.workers == "owner" or at == to
+        return self.frame == "matrix" or at == to
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         return entry.workers if axes == self.axes else range(at.size(*axes))
@@ -251,7 +264,7 @@ class Exchange:
     def silent(self) -> bool:
         """Whether every rank already holds what it needs, so that no collective is needed."""
         if isinstance(self.src, WholeMatrices):
-            return self.src.workers == "holders"
+            return self.src.frame == "piece"
         cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
         return isinstance(self.src, LocalShards) and not cut
 
@@ -273,7 +286,10 @@ class Exchange:
         out, into = _by_position(self._leaving(at)), _by_position(self._coming(at))
         kept, kept_as = tuple(out.pop(own, ())), tuple(into.pop(own, ()))
         leaving, starts, known = _packed_once(out)
-        sends, receives = ({place: sum(p.numel for p in its[place]) for place in its} for its in (out, into))
+        sends, receives = (
+            {place: sum(part.numel for part in parts) for place, parts in found.items()}
+            for found in (out, into)
+        )
         return Parcels(
             leaving=leaving,
             coming=tuple(part for parts in into.values() for part in parts),
@@ -289,7 +305,7 @@ class Exchange:
     def _leaving(self, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
         group = at.group(*self.axes)
         for held in self._slices(self.src, at):
-            if self.src == WholeMatrices(self.axes, "matrix", "owner") and self.dst == LocalShards():
+            if self.src == WholeMatrices(self.axes) and self.dst == LocalShards():
                 yield from self._for_all(held, at)
                 continue
             for position in self.dst.holders(held.entry, self.axes, at):

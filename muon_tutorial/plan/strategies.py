@@ -9,24 +9,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import torch
 
 from ..errors import StrategyError
 from .assign import longest_first, newton_schulz_cost
-from .bucket import (
-    Bucket,
-    BucketEntry,
-    DistMeta,
-    by_buffer,
-    fill_buckets,
-    largest_piece,
-    leading,
-    padded,
-)
+from .bucket import Bucket, BucketEntry, DistMeta, by_buffer, fill_buckets, leading, padded
 from .exchange import (
     Exchange,
     Layout,
@@ -41,7 +32,6 @@ from .layout import Hop, Partial, Placement, Replicate, Route, Shard
 from .matrix import Cut, Matrix, Part, SummedGram
 from .rounds import Job, Limit, fill_rounds
 
-T = TypeVar("T")
 WIRE = torch.bfloat16
 ROUND_BYTES = 25_000_000
 
@@ -82,14 +72,15 @@ def replicated(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROU
         round_bytes: how many gradient bytes a rank may hold in all buckets in flight together.
     """
 
-    def bucket(run: Sequence[Matrix]) -> Bucket:
-        entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
+    def bucket(some: Sequence[BucketEntry]) -> Bucket:
+        entries = tuple(replace(entry, workers=range(grid.size("dp"))) for entry in _placed(some))
         return _kept_in_the_model(entries, LocalShards(), LocalShards(), Route((), WIRE))
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
-        weights = _weights(run, grid)
+        entries = _entries(run, grid)
+        weights = _weights(entries)
         size = limit.all if sum(weights) <= limit.all else limit.each
-        return [[bucket(its)] for its in fill_buckets(run, weights, size)]
+        return [[bucket(some)] for some in fill_buckets(entries, weights, size)]
 
     return _plan("replicated", matrices, grid, "averaged", rounds, round_bytes)
 
@@ -112,9 +103,6 @@ def round_robin(
             ``round_bytes``, each owner broadcasts its updates.
         round_bytes: as in ``zero1``.
 
-    Raises:
-        StrategyError: ``back`` or ``order`` is unknown.
-
     Source: KellerJordan/modded-nanogpt, 2024, the first distributed Muon.
     """
     if back not in ("all_reduce", "all_gather"):
@@ -125,17 +113,13 @@ def round_robin(
     dealt = sorted(costs, key=lambda index: (-costs[index] if order == "size" else 0, index))
     place_of = {index: place % grid.size("dp") for place, index in enumerate(dealt)}
 
+    def bucket(some: Sequence[BucketEntry]) -> Bucket:
+        is_alone = len({entry.workers for entry in some}) == 1
+        return (_all_gathered if back == "all_gather" or is_alone else _all_reduced)(some, grid)
+
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
-        owners = [place_of[matrix.index] for matrix in run]
-
-        def bucket(its: Sequence[int]) -> Bucket:
-            places = _pick(owners, its)
-            make = _all_reduced if back == "all_reduce" and len(set(places)) > 1 else _all_gathered
-            return make(_pick(run, its), grid, places)
-
-        work = [costs[matrix.index] for matrix in run]
-        jobs = _jobs(work, [range(place, place + 1) for place in owners], _weights(run, grid))
-        return _in_rounds(jobs, limit, bucket)
+        entries = _owned_by(_entries(run, grid), [place_of[matrix.index] for matrix in run])
+        return _in_rounds(entries, _weights(entries), limit, bucket)
 
     return _plan("round_robin", matrices, grid, "averaged", rounds, round_bytes)
 
@@ -164,9 +148,6 @@ def zero1(
             (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. For
             ``cut="bucket"``, ``round_bytes`` is the size of a bucket.
 
-    Raises:
-        StrategyError: ``gather`` or ``cut`` is unknown.
-
     Source: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3.
     """
     if gather not in ("all", "boundary"):
@@ -174,23 +155,20 @@ def zero1(
     if cut not in ("list", "bucket"):
         raise StrategyError(f'zero1 knows cut="list" and cut="bucket"; got {cut!r}')
 
-    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
-        if cut == "list":
-            return sliced(_list_of(run, grid), limit)
-        runs = fill_buckets(run, _weights(run, grid), round_bytes)
-        return (bucket for its in runs for bucket in sliced(_List.of(its, grid), everything))
-
     everything = Limit(sys.maxsize, sys.maxsize)
 
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
+        entries, dp = _entries(run, grid), grid.size("dp")
+        if cut == "list":
+            return sliced(_list_of(entries, dp), limit)
+        cut_apart = fill_buckets(entries, _weights(entries), round_bytes)
+        return (bucket for some in cut_apart for bucket in sliced(_List.of(some, dp), everything))
+
     def sliced(flat: _List, limit: Limit) -> Rounds:
-        run, workers = flat.matrices, flat.workers
+        def bucket(some: Sequence[BucketEntry]) -> Bucket:
+            return _sliced(_placed(some), grid, flat.slices_of(some), gather)
 
-        def bucket(its: Sequence[int]) -> Bucket:
-            entries = _virtual_entries(_pick(run, its), grid, _pick(workers, its))
-            return _sliced(entries, grid, flat.slices_of(its), gather)
-
-        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
-        return _in_rounds(_jobs(costs, workers, _weights(run, grid)), limit, bucket)
+        return _in_rounds(flat.entries, _weights(flat.entries), limit, bucket)
 
     return _plan("zero1", matrices, grid, "local", rounds, round_bytes)
 
@@ -214,16 +192,13 @@ def layerwise(
             gathers every matrix, and no update is sent back.
         round_bytes: as in ``zero1``.
 
-    Raises:
-        StrategyError: ``tp`` is unknown.
-
     Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan's ``Owned`` parameters, pull
     request 3719.
     """
     if tp not in ("share", "repeat"):
         raise StrategyError(f'layerwise knows tp="share" and tp="repeat"; got {tp!r}')
-    entry_of = partial(_unplaced, grid=grid) if tp == "repeat" else None
-    return _plan("layerwise", matrices, grid, "local", _layerwise_rounds(grid, entry_of), round_bytes)
+    rounds = _layerwise_rounds(grid, sharing=grid.size("tp") if tp == "share" else 1)
+    return _plan("layerwise", matrices, grid, "local", rounds, round_bytes)
 
 
 def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
@@ -250,14 +225,15 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     these bounds, and ``tests/step/test_gram.py`` checks them.
     """
 
-    def entry(matrix: Matrix) -> BucketEntry:
-        whole, cut, sides = _unplaced(matrix, grid), matrix.cut("tp"), matrix.sides
-        dim = -1 if cut is None else cut.dim - leading(matrix)  # rows, columns or neither
-        if not whole.route.hops or dim not in (0, 1) or sides[dim] < sides[1 - dim]:
-            return whole
-        return replace(whole, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
+    def keep_cut(entry: BucketEntry) -> BucketEntry:
+        cut, sides = entry.matrix.cut("tp"), entry.matrix.sides
+        dim = -1 if cut is None else cut.dim - leading(entry.matrix)  # rows, columns or neither
+        if not entry.route.hops or dim not in (0, 1) or sides[dim] < sides[1 - dim]:
+            return entry
+        return replace(entry, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
 
-    return _plan("gram", matrices, grid, "local", _layerwise_rounds(grid, entry), round_bytes)
+    rounds = _layerwise_rounds(grid, sharing=1, change=keep_cut)
+    return _plan("gram", matrices, grid, "local", rounds, round_bytes)
 
 
 def owner(
@@ -318,9 +294,13 @@ def find_builder(strategy: str | Builder) -> Builder:
     return STRATEGIES[strategy]
 
 
-def fingerprint(plan: Plan) -> list[str]:
+def describe_plan(plan: Plan) -> list[str]:
     """Return lines that must be the same on all ranks: one for the plan, one per bucket, one per matrix."""
-    routes = [_routes_text(bucket) for bucket in plan.buckets]
+    routes = [
+        f"bucket {bucket.index}, round {bucket.round}, routes: "
+        f"gradient {bucket.gradient}; compute {bucket.compute}; parameter {bucket.parameter}"
+        for bucket in plan.buckets
+    ]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
         f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
@@ -329,19 +309,6 @@ def fingerprint(plan: Plan) -> list[str]:
         for bucket in plan.buckets
         for entry in bucket.entries
     ]
-
-
-def _routes_text(bucket: Bucket) -> str:
-    """Write a bucket's routes, their collectives and dtypes, which show the strategy's options."""
-    ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
-    said = (f"{name} {_route_text(route)}" for name, route in ways.items())
-    return f"bucket {bucket.index}, round {bucket.round}, routes: {', '.join(said)}"
-
-
-def _route_text(route: Route) -> str:
-    ends = [(move.axes, type(move.src).__name__, type(move.dst).__name__) for move in route.hops]
-    moves = [f"{'×'.join(axes)} {src}→{dst}" for axes, src, dst in ends]
-    return f"{' then '.join(moves) or 'stays'} in {route.dtype}"
 
 
 def _cut_text(matrix: Matrix) -> str:
@@ -411,46 +378,59 @@ def _plan(
     return Plan(name, grid, tuple(buckets), expects)
 
 
-def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
+def _entries(matrices: Sequence[Matrix], grid: Grid) -> list[BucketEntry]:
+    """Make entries with their tensor-parallel routes, but without places in a buffer and without workers."""
+    pieces = [_tp_pieces(matrix.shape, matrix.part, matrix.cuts, grid) for matrix in matrices]
+    pairs = zip(matrices, pieces, strict=True)
+    return [BucketEntry(matrix, 0, size, range(0), route) for matrix, (size, route) in pairs]
+
+
+def _owned_by(entries: Sequence[BucketEntry], owners: Sequence[int]) -> list[BucketEntry]:
+    """Give each entry its owner as its only worker."""
+    pairs = zip(entries, owners, strict=True)
+    return [replace(entry, workers=range(owner, owner + 1)) for entry, owner in pairs]
+
+
+def _placed(entries: Sequence[BucketEntry], offsets: Iterable[int] | None = None) -> tuple[BucketEntry, ...]:
+    """Give entries their offsets; without ``offsets``, they lie one after the other."""
+    starts = accumulate((entry.size for entry in entries), initial=0) if offsets is None else offsets
+    return tuple(replace(entry, offset=start) for entry, start in zip(entries, starts, strict=False))
+
+
+def _weights(entries: Sequence[BucketEntry]) -> list[int]:
     """For each matrix, return the gradient bytes of its largest tensor-parallel piece."""
-    return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
+    return [entry.size * entry.matrix.grad_dtype.itemsize for entry in entries]
 
 
-def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]) -> list[Job]:
-    return [Job(*job) for job in zip(range(len(costs)), weights, costs, workers, strict=True)]
+def _jobs(entries: Sequence[BucketEntry], weights: Sequence[int]) -> list[Job]:
+    rows = enumerate(zip(entries, weights, strict=True))
+    return [Job(number, weight, entry.cost, entry.workers) for number, (entry, weight) in rows]
 
 
 def _in_rounds(
-    jobs: Sequence[Job], limit: Limit, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
+    entries: Sequence[BucketEntry],
+    weights: Sequence[int],
+    limit: Limit,
+    bucket: Callable[[Sequence[BucketEntry]], Bucket],
+    sharing: int = 1,
 ) -> Rounds:
     """Yield the buckets of each round: one bucket if the round is within the limit, otherwise one per owner.
 
     So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner,
     because each of them holds ``1 / sharing`` of every weight.
     """
-    fits = sum(job.weight for job in jobs) <= limit.all * sharing
+    fits = sum(weights) <= limit.all * sharing
     most = limit.all if fits else limit.each
-    for its in [range(len(jobs))] if fits else fill_rounds(jobs, limit):
-        owners: dict[tuple[int, int], list[int]] = {}
-        for number in its:
-            places = jobs[number].places
-            owners.setdefault((places.start // sharing, (places.stop - 1) // sharing), []).append(number)
-        together = sum(jobs[number].weight for number in its) <= most * sharing
-        yield [bucket(its)] if together else [bucket(owners[places]) for places in sorted(owners)]
-
-
-def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
-    return [of[number] for number in numbers]
-
-
-def _virtual_entries(
-    run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
-) -> tuple[BucketEntry, ...]:
-    """Make entries with their tensor-parallel routes; without ``offsets``, they lie one after the other."""
-    sizes = [largest_piece(matrix, grid) for matrix in run]
-    starts = accumulate(sizes, initial=0) if offsets is None else offsets
-    rows = zip(run, starts, sizes, workers, strict=False)
-    return tuple(BucketEntry(it, at, size, its, _tp_route(it, grid)) for it, at, size, its in rows)
+    for numbers in [range(len(entries))] if fits else fill_rounds(_jobs(entries, weights), limit):
+        owned: dict[tuple[int, int], list[BucketEntry]] = {}
+        for number in numbers:
+            places = entries[number].workers
+            owner = places.start // sharing, (places.stop - 1) // sharing
+            owned.setdefault(owner, []).append(entries[number])
+        if sum(weights[number] for number in numbers) <= most * sharing:
+            yield [bucket([entries[number] for number in numbers])]
+        else:
+            yield [bucket(owned[owner]) for owner in sorted(owned)]
 
 
 def _kept_in_the_model(
@@ -501,22 +481,22 @@ def _stored_in_slices(
     )
 
 
-def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+def _all_reduced(some: Sequence[BucketEntry], grid: Grid) -> Bucket:
     """Make a bucket that shares updates by all_reduce. A rank's buffer is zero outside its own matrices."""
-    entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
+    entries = _placed(some)
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)
     return _kept_in_the_model(entries, whole, whole, compute, phases=("keep", "updates all_reduce"))
 
 
-def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+def _all_gathered(some: Sequence[BucketEntry], grid: Grid) -> Bucket:
     """Make a bucket whose owners share updates by an all_gather. A single owner broadcasts instead."""
-    dp, alone = grid.size("dp"), len(set(owners)) == 1
-    sizes = [largest_piece(matrix, grid) for matrix in run]
-    filled, before = _filled(sizes, owners, dp)
+    owners, dp = [entry.workers.start for entry in some], grid.size("dp")
+    filled, before = _filled(some, owners, dp)
+    alone = len(set(owners)) == 1
     segment = max(1, *filled)
     offsets = [(0 if alone else place * segment) + own for place, own in zip(owners, before, strict=True)]
-    entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners], offsets)
+    entries = _placed(some, offsets)
     whole = VirtualBuffer(segment if alone else dp * segment)
     worked = SlicedBuffer("dp", whole.size, owner=owners[0] if alone else None)
     compute = _dp_route(grid, Replicate(), worked.cut, whole.size, WIRE)
@@ -526,75 +506,74 @@ def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> B
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """A sequence of matrices, cut over ``dp`` into slices of ``length`` elements.
+    """Matrices in a row, cut over ``dp`` into slices of ``length`` elements.
 
-    ``ends`` says where each matrix ends, in elements. ``workers`` lists the positions whose slices contain a
+    An entry's offset says where it begins in the row. Its workers are the positions whose slices contain a
     part of the matrix.
     """
 
-    matrices: Sequence[Matrix]
+    entries: Sequence[BucketEntry]
     dp: int
     length: int
-    sizes: list[int]
-    ends: list[int]
-    workers: list[range]
 
     @classmethod
-    def of(cls, run: Sequence[Matrix], grid: Grid) -> _List:
-        sizes, dp = [largest_piece(matrix, grid) for matrix in run], grid.size("dp")
-        length, ends = padded(sum(sizes), dp) // dp, [*accumulate(sizes)]
-        runs = zip(ends, sizes, strict=True)
-        workers = [range((end - size) // length, (end - 1) // length + 1) for end, size in runs]
-        return cls(run, dp, length, sizes, ends, workers)
+    def of(cls, entries: Sequence[BucketEntry], dp: int) -> _List:
+        length = padded(sum(entry.size for entry in entries), dp) // dp
+        row = []
+        for entry in _placed(entries):
+            first, last = entry.offset, entry.offset + entry.size - 1
+            row.append(replace(entry, workers=range(first // length, last // length + 1)))
+        return cls(row, dp, length)
 
     def most_work(self) -> int:
         work = [0] * self.dp
-        for matrix, places in zip(self.matrices, self.workers, strict=True):
-            for place in places:
-                work[place] += newton_schulz_cost(matrix.sides)
+        for entry in self.entries:
+            for place in entry.workers:
+                work[place] += entry.cost
         return max(work)
 
-    def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
+    def slices_of(self, some: Sequence[BucketEntry]) -> SlicedBuffer:
         """Return the layout of a bucket with these matrices, cut where the slices end."""
-        if len(its) == len(self.matrices):
+        if len(some) == len(self.entries):
             return SlicedBuffer("dp", self.dp * self.length)
         held = [0] * self.dp
-        for number in its:
-            start, end = self.ends[number] - self.sizes[number], self.ends[number]
-            for place in self.workers[number]:
-                held[place] += min(end, (place + 1) * self.length) - max(start, place * self.length)
-        owner = min(self.workers[its[0]].start, self.dp - 1)  # an empty matrix may come after the last slice
+        for entry in some:
+            for place in entry.workers:
+                end = min(entry.offset + entry.size, (place + 1) * self.length)
+                held[place] += end - max(entry.offset, place * self.length)
+        owner = min(some[0].workers.start, self.dp - 1)  # an empty matrix may come after the last slice
         if held[owner] == sum(held):
             return SlicedBuffer("dp", sum(held), owner=owner)
         return SlicedBuffer("dp", sum(held), tuple(held))
 
 
-def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
+def _list_of(entries: Sequence[BucketEntry], dp: int) -> _List:
     """Order the matrices in two ways, and return the order in which the busiest position has less work.
 
     The first way spreads the matrices of each shape evenly, so that all slices have about equal work. The
     second way fills each slice with the largest matrix that still fits, so that few matrices lie in two
     slices.
     """
-    spread = _List.of(_spread(run), grid)
-    filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
+    spread = _List.of(_spread(entries), dp)
+    filled = _List.of(_slice_by_slice(entries, spread.length), dp)
     return min(spread, filled, key=_List.most_work)
 
 
-def _spread(run: Sequence[Matrix]) -> list[Matrix]:
-    many, before = Counter(matrix.sides for matrix in run), Counter[tuple[int, int]]()
+def _spread(entries: Sequence[BucketEntry]) -> list[BucketEntry]:
+    many, before = Counter(entry.matrix.sides for entry in entries), Counter[tuple[int, int]]()
     keys = []
-    for place, matrix in enumerate(run):
-        keys.append(((2 * before[matrix.sides] + 1) / many[matrix.sides], place))
-        before[matrix.sides] += 1
-    return [run[place] for _, place in sorted(keys)]
+    for place, entry in enumerate(entries):
+        sides = entry.matrix.sides
+        keys.append(((2 * before[sides] + 1) / many[sides], place))
+        before[sides] += 1
+    return [entries[place] for _, place in sorted(keys)]
 
 
-def _slice_by_slice(run: Sequence[Matrix], grid: Grid, length: int) -> list[Matrix]:
-    left: dict[int, list[Matrix]] = {}
-    for matrix in reversed(run):
-        left.setdefault(largest_piece(matrix, grid), []).append(matrix)
-    sizes, found, room = sorted(left, reverse=True), list[Matrix](), 0
+def _slice_by_slice(entries: Sequence[BucketEntry], length: int) -> list[BucketEntry]:
+    left: dict[int, list[BucketEntry]] = {}
+    for entry in reversed(entries):
+        left.setdefault(entry.size, []).append(entry)
+    sizes, found, room = sorted(left, reverse=True), list[BucketEntry](), 0
     while sizes:
         size = sizes[0] if room == 0 else next((size for size in sizes if size <= room), sizes[0])
         found.append(left[size].pop())
@@ -615,73 +594,65 @@ def _sliced(
     if slices.owner is not None and gather == "boundary":
         worked, compute = slices, Route((), WIRE)  # the only worker already has everything
     elif gather == "boundary":
-        worked = WholeMatrices(("dp",), "piece", "holders")
+        worked = WholeMatrices(("dp",), "piece")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return _stored_in_slices(entries, grid, slices, worked, compute)
 
 
-def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None) -> RoundMaker:
+def _layerwise_rounds(
+    grid: Grid, sharing: int, change: Callable[[BucketEntry], BucketEntry] = lambda entry: entry
+) -> RoundMaker:
     """Return a function that assigns matrices to owners over dp, the costliest first, and makes rounds.
 
-    If ``entry_of`` is None, the tp ranks of a dp position share its matrices, and each matrix is gathered on
-    one of them. Otherwise ``entry_of`` makes each matrix's entry with its route, and every tp rank of a dp
-    position works on all of its matrices.
+    If ``sharing`` is the number of tp ranks, the tp ranks of a dp position share its matrices, and each
+    matrix is gathered on one of them. If it is 1, every tp rank of a dp position works on all of its
+    matrices. ``change`` may change the entries before they are assigned.
     """
-    dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
-    loads = [0] * (dp * tp)
+    loads = [0] * (grid.size("dp") * sharing)
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
-        entries = [_unplaced(matrix, grid) if entry_of is None else entry_of(matrix) for matrix in run]
-        costs = [entry.cost for entry in entries]
-        shares = longest_first(costs, loads)
-        for cost, share in zip(costs, shares, strict=True):
-            loads[share] += cost
-        owners = [share % dp * tp + share // dp for share in shares]  # even a few matrices use all of dp
-        workers = [range(place, place + 1) for place in owners]
-        jobs = _jobs(costs, workers, [tp * weight for weight in _weights(run, grid)])
+        entries = [change(entry) for entry in _entries(run, grid)]
+        shares = longest_first([entry.cost for entry in entries], loads)
+        for entry, share in zip(entries, shares, strict=True):
+            loads[share] += entry.cost
+        dp = grid.size("dp")
+        owners = [share % dp * sharing + share // dp for share in shares]  # even a few matrices use all of dp
+        entries = _owned_by(entries, owners)
+        weights = [sharing * weight for weight in _weights(entries)]
+        return _in_rounds(entries, weights, limit, bucket, sharing)
 
-        def bucket(its: Sequence[int]) -> Bucket:
-            return _layerwise_bucket(_pick(entries, its), grid, _pick(owners, its), tp)
-
-        return _in_rounds(jobs, limit, bucket, tp)
+    def bucket(some: Sequence[BucketEntry]) -> Bucket:
+        return _layerwise_bucket(some, grid, sharing)
 
     return rounds
 
 
-def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
-    """Make an entry with its tensor-parallel route, but without an offset in a buffer and without workers."""
-    return BucketEntry(matrix, 0, largest_piece(matrix, grid), range(0), _tp_route(matrix, grid))
-
-
-def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
-    """Make a bucket whose virtual buffer is ordered by the owners' dp positions, and cut between owners.
-
-    ``owners`` are dp positions, or ranks if ``tp`` ranks at each dp position share its matrices.
-    """
-    places, sizes = [owner // tp for owner in owners], [entry.size for entry in run]
-    filled, before = _filled(sizes, places, grid.size("dp"))
+def _layerwise_bucket(some: Sequence[BucketEntry], grid: Grid, sharing: int) -> Bucket:
+    """Make a bucket whose virtual buffer is ordered by the owners' dp positions, and cut between owners."""
+    places = [entry.workers.start // sharing for entry in some]
+    filled, before = _filled(some, places, grid.size("dp"))
     slices = SlicedBuffer("dp", sum(filled), tuple(filled))
     if len(set(places)) == 1:
         slices = SlicedBuffer("dp", sum(filled), owner=places[0])
     starts = [*accumulate(filled, initial=0)]
-    offsets = [starts[place] + own for place, own in zip(places, before, strict=True)]
-    rows = zip(run, offsets, owners, strict=True)
-    entries = tuple(replace(it, offset=at, workers=range(owner, owner + 1)) for it, at, owner in rows)
-    if tp == 1:
+    entries = _placed(some, [starts[place] + own for place, own in zip(places, before, strict=True)])
+    if sharing == 1:
         return _stored_in_slices(entries, grid, slices, slices, Route((), WIRE))
     entries = tuple(replace(entry, route=Route((), WIRE)) for entry in entries)
-    worked = WholeMatrices(("dp", "tp"), "matrix", "owner")
+    worked = WholeMatrices(("dp", "tp"))
     compute = Route((Exchange(("tp",), entries, PiecesInSlices(slices), worked),), WIRE)
     phases = ("tp gather to owners", "tp scatter from owners")
     return _stored_in_slices(entries, grid, slices, worked, compute, worked.axes, phases)
 
 
-def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> tuple[list[int], list[int]]:
+def _filled(
+    entries: Sequence[BucketEntry], owners: Sequence[int], positions: int
+) -> tuple[list[int], list[int]]:
     """Return how many elements each position owns, and where each matrix begins among these elements."""
     filled, before = [0] * positions, []
-    for size, place in zip(sizes, owners, strict=True):
+    for entry, place in zip(entries, owners, strict=True):
         before.append(filled[place])
-        filled[place] += size
+        filled[place] += entry.size
     return filled, before
 
 
@@ -694,24 +665,20 @@ def _owned_rounds(
     loads = [0] * grid.at(0).size(*axes)
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
-        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
-        owners = _owners(assign, run, costs, loads)
-        for cost, position in zip(costs, owners, strict=True):
-            loads[position] += cost
-        workers = [range(position, position + 1) for position in owners]
-        jobs = _jobs(costs, workers, [matrix.numel * WIRE.itemsize for matrix in run])
-        for its in fill_rounds(jobs, limit):
-            entries = [
-                BucketEntry(run[number], 0, run[number].numel, workers[number], Route((), WIRE))
-                for number in its
-            ]
-            yield [_owned(axes, tuple(entries))]
+        entries = [BucketEntry(matrix, 0, matrix.numel, range(0), Route((), WIRE)) for matrix in run]
+        owners = _owners(assign, entries, loads)
+        for entry, position in zip(entries, owners, strict=True):
+            loads[position] += entry.cost
+        entries = _owned_by(entries, owners)
+        jobs = _jobs(entries, [entry.size * WIRE.itemsize for entry in entries])
+        for numbers in fill_rounds(jobs, limit):
+            yield [_owned(axes, tuple(entries[number] for number in numbers))]
 
     return rounds
 
 
 def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
-    whole = WholeMatrices(axes, "matrix", "owner")
+    whole = WholeMatrices(axes)
     compute = Route((Exchange(axes, entries, LocalShards(), whole),), WIRE)
     phases = ("gather to owners", "scatter from owners")
     return _kept_in_the_model(entries, LocalShards(), whole, compute, axes, phases)
@@ -730,40 +697,38 @@ def one_by_one(plan: Plan) -> Plan:
 
 def _owners(
     assign: Literal["longest_first", "in_turn"] | Sequence[int],
-    run: Sequence[Matrix],
-    costs: Sequence[int],
+    entries: Sequence[BucketEntry],
     loads: Sequence[int],
 ) -> list[int]:
     if assign == "longest_first":
-        return longest_first(costs, loads)
+        return longest_first([entry.cost for entry in entries], loads)
     if assign == "in_turn":
-        return [matrix.index % len(loads) for matrix in run]
+        return [entry.matrix.index % len(loads) for entry in entries]
     if isinstance(assign, str):
         raise StrategyError(f'owner knows assign="longest_first" and assign="in_turn"; got {assign!r}')
-    owners = [assign[matrix.index] for matrix in run]
-    for it, rank in zip(run, owners, strict=True):
+    owners = [assign[entry.matrix.index] for entry in entries]
+    for entry, rank in zip(entries, owners, strict=True):
         if not 0 <= rank < len(loads):
-            raise StrategyError(f"{it.name} is assigned to {rank}, which is not one of {len(loads)} ranks")
+            name = entry.matrix.name
+            raise StrategyError(f"{name} is assigned to {rank}, which is not one of {len(loads)} ranks")
     return owners
 
 
-def _tp_route(matrix: Matrix, grid: Grid) -> Route:
-    """Make the route from a tensor-parallel piece to the whole matrix.
+@lru_cache(maxsize=1024)  # most layers of a model have equal shapes
+def _tp_pieces(
+    shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid
+) -> tuple[int, Route]:
+    """Return the size of the largest tensor-parallel piece, and the route from a piece to the whole matrix.
 
     The route lists all lengths, because an even cut of a parameter may cut its matrices unevenly.
     """
-    return _tp_route_of(matrix.shape, matrix.part, matrix.cuts, grid)
-
-
-@lru_cache(maxsize=1024)  # most layers of a model have equal shapes
-def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> Route:
     alike = Matrix(0, "", shape, cuts, part=part)
-    cut = alike.cut("tp")
-    if cut is None or grid.size("tp") == 1:
-        return Route((), WIRE)
     boxes = [alike.box(grid.at(grid.rank({"tp": place}))) for place in range(grid.size("tp"))]
+    largest, cut = max(box.numel for box in boxes), alike.cut("tp")
+    if cut is None or grid.size("tp") == 1:
+        return largest, Route((), WIRE)
     lengths = Shard(cut.dim, tuple(box.shape[cut.dim] if box.numel else 0 for box in boxes))
-    return Route((Hop("tp", lengths, Replicate(), shape),), WIRE)
+    return largest, Route((Hop("tp", lengths, Replicate(), shape),), WIRE)
 
 
 def _dp_route(grid: Grid, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:

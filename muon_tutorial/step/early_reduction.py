@@ -69,7 +69,7 @@ class EarlyReduction:
             flat = pack_gradients(bucket)
         except (TutorialError, RuntimeError) as error:
             self.error = self.error or GradientError(f"a gradient of {bucket.name}: {error}")
-            flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
+            flat = torch.zeros(bucket.model_numel, dtype=bucket.plan.gradient.dtype, device=bucket.device)
         self.sent[self.begun] = checksum(flat)
         task = Task(self.begun, reduce_gradients(bucket, flat))
         self.begun += 1
@@ -92,7 +92,7 @@ class EarlyReduction:
             self.flight = self.run(take_turn(flight, self.values))
         if any(self.values.get(place) is None for place in range(len(self.buckets))):
             raise GradientError("a bucket's gradients were lost on their way: start the ranks again")
-        self.step.readied = {self.buckets[place].plan.index: it for place, it in self.values.items()}
+        self.step.averaged = {self.buckets[place].plan.index: it for place, it in self.values.items()}
         self.step.sent_early = True
         if self.error is None and any(self._has_changed(place) for place in range(during_backward)):
             self.error = GradientError(

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from ..engine.pieces import Pieces
 from ..errors import UsageError
-from ..plan.bucket import StoredShard, flat_frame
-from ..plan.exchange import SlicedBuffer
+from ..plan.bucket import flat_frame
+from ..plan.exchange import BufferSlice, SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import held_box
 from ..plan.strategies import Plan
@@ -47,7 +47,7 @@ def update_momentum(
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)
     if not bucket.travels_in_pieces:
-        inputs = torch.zeros(bucket.stored if bucket.contributing else 0, **where)
+        inputs = torch.zeros(bucket.stored_numel if bucket.contributing else 0, **where)
     around = AROUND.get()
     for matrix in bucket.matrices:
         ns_input, is_needed = None, matrix.index in bucket.contributing
@@ -57,7 +57,7 @@ def update_momentum(
             continue
         if isinstance(inputs, Pieces):  # a copy, so that the momentum is not overwritten
             make = torch.zeros if ns_input is None else torch.empty
-            box = make(matrix.held.box.shape, **where)
+            box = make(matrix.model_slice.box.shape, **where)
             inputs.put(matrix.index, box if ns_input is None else box.copy_(ns_input))
         elif ns_input is not None:
             inputs[matrix.stored] = ns_input.reshape(-1)
@@ -115,7 +115,7 @@ class MomentumShard:
     """
 
     parameter: ParameterState
-    shards: tuple[StoredShard, ...]
+    shards: tuple[BufferSlice, ...]
     flat: bool
 
     @property
@@ -123,7 +123,7 @@ class MomentumShard:
         numel = sum(shard.numel for shard in self.shards)
         return (numel,) if self.flat else tuple(self.parameter.data.shape)
 
-    def index(self, shard: StoredShard, at: Coordinate) -> MomentumIndex:
+    def index(self, shard: BufferSlice, at: Coordinate) -> MomentumIndex:
         """Return the index of one matrix's elements in the momentum."""
         matrix = shard.entry.matrix
         if not self.flat:
@@ -189,14 +189,14 @@ def momentum_shards(
     plan: Plan, at: Coordinate, parameters: Sequence[ParameterState]
 ) -> dict[int, MomentumShard]:
     """Return the part of each parameter's momentum that a rank stores, by the parameter's index."""
-    shards: dict[int, list[StoredShard]] = {}
+    shards: dict[int, list[BufferSlice]] = {}
     flat: dict[int, bool] = {}
     for bucket in plan.buckets:  # one parameter's matrices may lie in several buckets
         for shard in bucket.stored_shards(at):
             shards.setdefault(shard.entry.matrix.param, []).append(shard)
             flat[shard.entry.matrix.param] = isinstance(bucket.storage_layout, SlicedBuffer)
-    for its in shards.values():
-        its.sort(key=lambda shard: shard.entry.matrix.index)
+    for run in shards.values():
+        run.sort(key=lambda shard: shard.entry.matrix.index)
     return {param: MomentumShard(parameters[param], tuple(shards[param]), flat[param]) for param in shards}
 
 

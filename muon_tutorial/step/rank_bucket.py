@@ -29,7 +29,7 @@ class RankMatrix:
     """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
     The rank's piece of the matrix is at the index ``place`` in the rank's part of the parameter, and at
-    ``held`` in a flat buffer with the model's layout.
+    ``model_slice`` in a flat buffer with the model's layout.
 
     The rank stores ``numel`` elements of the piece between steps. Four fields say where these elements lie:
     ``stored`` in the bucket's stored buffer, ``in_piece`` in the piece, ``shard_range`` in the whole matrix,
@@ -45,7 +45,7 @@ class RankMatrix:
     sides: tuple[int, int]
     parameter: ParameterState
     place: Index
-    held: BufferSlice
+    model_slice: BufferSlice
     numel: int
     stored: slice
     in_piece: slice
@@ -58,14 +58,14 @@ class RankMatrix:
 class RankBucket:
     """A bucket of the plan, with this rank's part of each matrix.
 
-    ``held`` is the number of elements in a flat buffer with the model's layout. All buckets of a rank share
-    the ``workspace``.
+    ``model_numel`` is the number of elements in a flat buffer with the model's layout. All buckets of a rank
+    share the ``workspace``.
     """
 
     plan: Bucket
     name: str
     at: Coordinate
-    held: int
+    model_numel: int
     matrices: tuple[RankMatrix, ...]
     workspace: Workspace
 
@@ -80,7 +80,7 @@ class RankBucket:
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
 
     @cached_property
-    def stored(self) -> int:
+    def stored_numel(self) -> int:
         """The number of elements of the bucket that this rank stores between steps."""
         return self.plan.length(self.plan.storage_layout, self.at)
 
@@ -137,9 +137,9 @@ class RankBucket:
                     sides=entry.matrix.sides,
                     parameter=parameters[entry.matrix.param],
                     place=entry.matrix.slices(at),
-                    held=piece,
+                    model_slice=piece,
                     numel=shard.numel,
-                    stored=slice(*shard.in_buffer),
+                    stored=slice(*shard.interval),
                     in_piece=slice(*shard.in_piece),
                     shard_range=ShardRange(
                         entry.matrix.sides, *flat_frame(entry.matrix, at), *shard.in_piece

@@ -36,10 +36,10 @@ def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
 
 
 def pack_gradients(bucket: RankBucket) -> Tensor:
-    """Return this rank's gradients, flat, [bucket.held], with zeros for missing gradients."""
-    flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
+    """Return this rank's gradients, flat, [bucket.model_numel], with zeros for missing gradients."""
+    flat = torch.zeros(bucket.model_numel, dtype=bucket.plan.gradient.dtype, device=bucket.device)
     for matrix in bucket.matrices:
-        grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.held)
+        grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.model_slice)
         if grad is not None and piece.numel():  # FSDP2's empty shards may have any empty shape
             piece.copy_(grad[matrix.place])
     return flat
@@ -88,7 +88,7 @@ def average_others(
 def _runs(params: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Cut a sequence into runs of at most 25 MB, each with a single gradient dtype."""
     ordered = sorted(params, key=lambda param: str(gradient_dtype(param)))
-    for dtype, its in groupby(ordered, gradient_dtype):
-        same = list(its)
+    for dtype, run in groupby(ordered, gradient_dtype):
+        same = list(run)
         weights = [local_part(param).numel() * dtype.itemsize for param in same]
         yield from fill_buckets(same, weights, ROUND_BYTES)

@@ -41,7 +41,7 @@ class AloneStep:
         return
         yield  # never reached, but makes this function a generator
 
-    def step(self) -> Walk:
+    def walk(self) -> Walk:
         """Take one optimizer step, group by group."""
         for group in self.groups:
             present = [param for param in group["params"] if param.grad is not None]

@@ -58,8 +58,8 @@ def step_bucket(
 class PlanStep:
     """One rank's step over a plan. ``parameters`` are in the order of the plan's parameter indices.
 
-    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. If a bucket has no
-    buffer in ``readied``, its gradients are in the model, and ``step`` multiplies them by ``scale``.
+    ``averaged`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. If a bucket has no
+    buffer in ``averaged``, its gradients are in the model, and ``walk`` multiplies them by ``scale``.
     ``present`` are the parameters that have a gradient. ``sent_early`` is whether gradients were averaged
     during backward.
     """
@@ -68,7 +68,7 @@ class PlanStep:
     at: Coordinate
     parameters: Sequence[ParameterState]
     window: int = 1
-    readied: dict[int, Tensor] = field(default_factory=dict)
+    averaged: dict[int, Tensor] = field(default_factory=dict)
     scale: Tensor | None = None
     present: frozenset[int] | None = None
     sent_early: bool = False
@@ -95,15 +95,15 @@ class PlanStep:
 
     def forget(self) -> None:
         """Drop averaged gradients, because they have been used or have changed."""
-        self.readied.clear()
+        self.averaged.clear()
         self.present, self.scale, self.sent_early = None, None, False
 
-    def readied_gradient(self, index: int) -> Tensor:
+    def averaged_gradient(self, index: int) -> Tensor:
         """Return this rank's part of a bucket's averaged gradients, flat; do not write to the result."""
-        if index in self.readied:
-            return self.readied[index]
+        if index in self.averaged:
+            return self.averaged[index]
         bucket = next(it for it in self.buckets if it.plan.index == index)
-        flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
+        flat = torch.zeros(bucket.model_numel, dtype=bucket.plan.gradient.dtype, device=bucket.device)
         for matrix in bucket.matrices:
             flat[matrix.stored] = stored_gradient(bucket, matrix, None, self.scale)
         return flat
@@ -173,15 +173,15 @@ class PlanStep:
         """Whether the step averages gradients over dp."""
         return self.plan.expects == "local" and self.at.size("dp") > 1
 
-    def step(self) -> Walk:
+    def walk(self) -> Walk:
         """Take one optimizer step. All ranks of the grid must run it."""
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
-        present, readied, scale = self.present, self.readied, self.scale
+        present, averaged, scale = self.present, self.averaged, self.scale
         rounds = (
-            [step_bucket(it, present, readied.pop(it.plan.index, None), scale) for it in its]
-            for _, its in groupby(self.buckets, lambda it: it.plan.round)
+            [step_bucket(each, present, averaged.pop(each.plan.index, None), scale) for each in together]
+            for _, together in groupby(self.buckets, lambda bucket: bucket.plan.round)
         )
         yield from pipeline(map(abreast, rounds), self.window)
         for shard in self.momentum_shards.values():
@@ -195,7 +195,7 @@ class PlanStep:
         max_norm: float | None = None,
         fingerprint: Fingerprint = NOTHING_TO_COMPARE,
     ) -> Walk:
-        """Reduce gradients before ``step``, and average the gradients of ``rest`` in place.
+        """Reduce gradients before ``walk``, and average the gradients of ``rest`` in place.
 
         If ``max_norm`` is given, all gradients are clipped by their common norm, and the norm is returned.
         All ranks of the grid must run it.
@@ -204,12 +204,12 @@ class PlanStep:
         if not self.sent_early:
             moving = [bucket for bucket in self.buckets if bucket.plan.gradient.hops]
             flat = yield from pipeline(map(reduce_gradients, moving), self.window)
-            self.readied = {bucket.plan.index: it for bucket, it in zip(moving, flat, strict=True)}
+            self.averaged = {bucket.plan.index: it for bucket, it in zip(moving, flat, strict=True)}
         if self.averages:
             yield from average_others(found, self.at)
         if max_norm is None:
             return None
-        clipped = clip_gradients(self.buckets, self.readied, found, max_norm, self._device, self.at)
+        clipped = clip_gradients(self.buckets, self.averaged, found, max_norm, self._device, self.at)
         norm, self.scale = yield from clipped
         return norm
 

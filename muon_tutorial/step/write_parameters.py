@@ -35,7 +35,7 @@ def update_parameters(
     for matrix in bucket.matrices:
         if not matrix.numel or matrix.param not in present:
             continue
-        update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
+        update = updates.take(matrix.model_slice) if isinstance(updates, Pieces) else updates[matrix.stored]
         group, data = matrix.parameter.group, matrix.parameter.data
         around(step_in_place, data, matrix.place, update, group, matrix.sides, matrix.shard_range)
     return None
@@ -108,8 +108,8 @@ def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
 
 
 def write_parameters(bucket: RankBucket, whole: Tensor) -> None:
-    """Copy a flat buffer, [bucket.held], into the model's parameters."""
+    """Copy a flat buffer, [bucket.model_numel], into the model's parameters."""
     for matrix in bucket.matrices:
-        piece = view(whole, matrix.held)
+        piece = view(whole, matrix.model_slice)
         if piece.numel():
             matrix.parameter.data[matrix.place] = piece

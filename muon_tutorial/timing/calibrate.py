@@ -292,11 +292,11 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
     swept, seconds = torch.ones(SWEPT // 4), []
     with torch.no_grad():
         with work:
-            LocalWorld(plan.grid).run([meta.step()])
+            LocalWorld(plan.grid).run([meta.walk()])
         for _ in range(SWEEPS):
             swept.add_(1)
             begin = time.perf_counter()
-            LocalWorld(plan.grid).run([real.step()])
+            LocalWorld(plan.grid).run([real.walk()])
             seconds.append(time.perf_counter() - begin)
     return max(0.0, statistics.median(seconds) - work.product - work.copy) / work.operations
 

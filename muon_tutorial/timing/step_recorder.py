@@ -79,7 +79,7 @@ class StepRecorder:
     recorder = StepRecorder(world.at.rank)
     world.observers.append(recorder)
     with recorder:
-        world.run(step.step())
+        world.run(step.walk())
     notes = recorder.notes[-1]
     """
 

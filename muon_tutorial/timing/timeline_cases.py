@@ -63,7 +63,7 @@ def _record_on_rank(rank: int, task: TimelineTask) -> list[list[RankNotes]]:
     world, cpu = LiveWorld(build_mesh({"dp": task.dp})), torch.device("cpu")
     cases = [step_over_ones(task.plan(strategy), world.at, cpu, window) for strategy, window in CASES]
     rounds = [
-        [record_walk(world, step.step(), StepRecorder(rank)) for step in cases]
+        [record_walk(world, step.walk(), StepRecorder(rank)) for step in cases]
         for _ in range(WARMUP + task.steps)
     ]
     return [list(case) for case in zip(*rounds[WARMUP:], strict=True)]
@@ -81,7 +81,7 @@ def walk_ranks(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -
     """Walk a plan's step on all ranks of a timed world. ``settings`` are arguments of the optimizer."""
     places = (plan.grid.at(rank) for rank in plan.grid.ranks)
     steps = [step_over_ones(plan, at, torch.device("meta"), window, **settings) for at in places]
-    return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
+    return TimedWorld(plan.grid, machine).run([step.walk() for step in steps])
 
 
 def bytes_of(rate: str) -> float:

@@ -30,7 +30,8 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.update_verdict import STILL
 from ..orthogonalizers.gram import DIFFERENCE
-from ..plan.bucket import Bucket, StoredShard, matrix_boxes
+from ..plan.bucket import Bucket, matrix_boxes
+from ..plan.exchange import BufferSlice
 from ..step.parameter_state import local_part, placed_as
 from ..worlds.live import LiveWorld, gather_objects
 from .records import CheckVerdict
@@ -168,14 +169,14 @@ def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The whole gradient of each matrix that the coming step uses."""
     if the_plan_step(muon.steps).plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in params_of(muon)]
-    readied = the_plan_step(muon.steps).readied_gradient
-    return _assembled(world, muon, lambda bucket, held: readied(bucket.index)[slice(*held.in_buffer)])
+    averaged = the_plan_step(muon.steps).averaged_gradient
+    return _assembled(world, muon, lambda bucket, held: averaged(bucket.index)[slice(*held.interval)])
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
     params = params_of(muon)
 
-    def kept(bucket: Bucket, held: StoredShard) -> Tensor:
+    def kept(bucket: Bucket, held: BufferSlice) -> Tensor:
         return local_part(muon.state[params[held.entry.matrix.param]]["momentum_buffer"]).reshape(-1)
 
     return _assembled(world, muon, kept)
@@ -185,7 +186,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
     return [_whole(param, local_part(param.detach())) for param in params_of(muon)]
 
 
-def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
+def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, BufferSlice], Tensor]) -> list[Tensor]:
     """Gather the ranks' parts into whole matrices, in the optimizer's order. If a part has copies, the first
     is used."""
     full: dict[int, Tensor] = {}

@@ -30,10 +30,9 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """One collective that a local world answered: each rank's request and answer."""
+    """One collective that a local world answered: each rank's request."""
 
     requests: Mapping[int, Collective]
-    answers: Mapping[int, Tensor | None]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -219,7 +218,7 @@ class LocalWorld:
         check_alike(requests)
         for ticket, answer in zip(tickets.values(), _answers(list(requests.values())), strict=True):
             ticket.answer, ticket.done = answer, True
-        return Event(requests, {rank: ticket.answer for rank, ticket in tickets.items()})
+        return Event(requests)
 
     def _describe(self, number: int) -> str:
         rank, left = self._ranks[number], self._unanswered()

@@ -11,7 +11,7 @@ from muon_tutorial import Grid, LocalWorld, Matrix, Shard
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.errors import RequestError
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.plan.strategies import Plan, fingerprint, zero1
+from muon_tutorial.plan.strategies import Plan, describe_plan, zero1
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.step import PlanStep
 from muon_tutorial.worlds.shadow import requests_of
@@ -28,7 +28,7 @@ def steps(plan: Plan, window: int) -> list[PlanStep]:
 
 def sequences(plan: Plan, window: int) -> dict[tuple[int, ...], list[list[str]]]:
     """For each group, the sequence of requests that each of its members issues."""
-    issued = {step.at.rank: requests_of(step.step()) for step in steps(plan, window)}
+    issued = {step.at.rank: requests_of(step.walk()) for step in steps(plan, window)}
     groups = {plan.grid.at(rank).group(axis): axis for rank in plan.grid.ranks for axis in plan.grid.axes}
     return {
         group: [[f"{it.kind} {it.label}" for it in issued[rank] if axis in it.axes] for rank in group]
@@ -60,17 +60,17 @@ def test_ranks_that_leave_out_empty_turns_are_seen(torn_plan: Plan, monkeypatch:
     monkeypatch.setattr(orthogonalize, "stand_by", leave_out)
     assert any(member != members[0] for members in sequences(torn_plan, 2).values() for member in members)
     with pytest.raises(RequestError, match="rank"):
-        LocalWorld(torn_plan.grid).run([step.step() for step in steps(torn_plan, 2)])
+        LocalWorld(torn_plan.grid).run([step.walk() for step in steps(torn_plan, 2)])
 
 
 @given(cases())
 @settings(max_examples=5, deadline=None)  # each example runs all strategies
-def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
-    """If two plans have equal fingerprints, their requests are equal; some plans differ only in options."""
+def test_ranks_whose_plans_travel_otherwise_are_described_otherwise(case: Case) -> None:
+    """If two plans have equal descriptions, their requests are equal; some plans differ only in options."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for name, builder in VARIANTS.items():
         plan = case.plan(builder)
         step = step_over_ones(plan, plan.grid.at(0), torch.device("meta"))
-        asks = [f"{request}" for request in requests_of(step.step())]
-        other, known = told.setdefault(tuple(fingerprint(plan)), (name, asks))
+        asks = [f"{request}" for request in requests_of(step.walk())]
+        other, known = told.setdefault(tuple(describe_plan(plan)), (name, asks))
         assert asks == known, (name, other)

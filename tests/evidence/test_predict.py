@@ -84,7 +84,7 @@ def count(plan: Plan) -> Ledger:
     ledger, cpu = Ledger(), torch.device("cpu")
     steps = [step_over_ones(plan, at, cpu, IN_FLIGHT) for at in places(plan.grid)]
     with torch.no_grad():
-        LocalWorld(plan.grid, observers=[ledger]).run([step.step() for step in steps])
+        LocalWorld(plan.grid, observers=[ledger]).run([step.walk() for step in steps])
     return ledger
 
 

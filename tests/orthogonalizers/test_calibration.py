@@ -11,7 +11,6 @@ import torch
 from muon_tutorial.errors import UsageError
 from muon_tutorial.orthogonalizers import calibration
 from muon_tutorial.orthogonalizers.calibration import (
-    LARGEST_SIDE,
     Calibration,
     ShapeTimes,
     measure_shape,
@@ -74,10 +73,7 @@ def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: 
     ("text", "said"),
     [
         ("{", "is not a calibration"),
-        ("{}", "is not a calibration"),
         ('{"machine": "m", "shapes": [7]}', "is not a calibration"),
-        ('{"machine": "m", "shapes": [{"rows": 1}]}', "is not a calibration"),
-        ('{"machine": "m", "shapes": [{"rows": "a", "columns": 2, "seconds": {}}]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 2, "columns": 2, "seconds": ["a"]}]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"fast": 1}}]}', "does not fit"),
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"gram": 0}}]}', "does not fit"),
@@ -114,12 +110,6 @@ def test_a_small_shape_is_measured_once_and_the_best_is_among_the_measured() -> 
     assert set(times.seconds) <= set(CANDIDATES)
     assert times.seconds[times.fastest] == min(times.seconds.values())
     assert found.measured([(5, 3), (3, 5)], CPU) is found
-
-
-def test_large_shapes_are_timed_smaller_in_the_same_ratio() -> None:
-    assert calibration._timed_shape(4096, 14336) == (LARGEST_SIDE, LARGEST_SIDE * 14336 // 4096)
-    assert calibration._timed_shape(14336, 4096) == (LARGEST_SIDE * 14336 // 4096, LARGEST_SIDE)
-    assert calibration._timed_shape(768, 3072) == (768, 3072)
 
 
 def test_hopeless_candidates_follow_from_operations_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:

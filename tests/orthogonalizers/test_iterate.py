@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -14,16 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from muon_tutorial import KELLER_JORDAN, UsageError
+from muon_tutorial import KELLER_JORDAN
+from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.orthogonalizers import iterate
-from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, _iterate_rounding, orthogonalize, run_length
+from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize, run_length
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
-from muon_tutorial.orthogonalizers.products import (
-    full_float32,
-    multiply,
-    onednn_is_faster,
-    symmetric_share,
-)
+from muon_tutorial.orthogonalizers.products import onednn_is_faster, symmetric_share
 from muon_tutorial.orthogonalizers.recipe import Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 from scripts.result_files import bf16_flags
@@ -59,16 +54,6 @@ def test_the_result_is_the_polynomials_of_the_singular_values(name: str, shape: 
     X = exact(recipe, G.double())
     off = (orthogonalize(G, recipe).double() - X).norm() / X.norm()
     assert off < 4e-3  # the result is rounded to bf16, each element by 2^-9 at most
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].dtype is torch.bfloat16])
-def test_the_iteration_that_rounds_computes_the_same_polynomials(name: str) -> None:
-    G = matrix(20, 30).double() / 40
-    buffers = [torch.full((20, 20), torch.nan, dtype=torch.float64) for _ in range(4)]
-    torch.mm(G, G.T, out=buffers[0])
-    X = _iterate_rounding(RECIPES[name].coefficients, G.clone(), torch.empty_like(G), buffers)
-    U, S, Vh = torch.linalg.svd(G, full_matrices=False)
-    torch.testing.assert_close(X, (U * polynomials(RECIPES[name], S)) @ Vh)
 
 
 def exact(recipe: Recipe, G: Tensor) -> Tensor:
@@ -165,43 +150,19 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
     assert torch.linalg.matrix_norm(X, 2) < BOUNDS[name].largest
 
 
-class Allocations(TorchDispatchMode):
-    """Notes the bytes of each storage that an operation makes, except the storages of known tensors."""
-
-    def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()
-        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
-        self.made: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = [*args, *(kwargs or {}).values()]
-        known = {one.untyped_storage().data_ptr() for one in given if isinstance(one, Tensor)}
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in known | self.known:
-                self.made.append(tensor.untyped_storage().nbytes())
-        return result
-
-
-@contextmanager
-def allocations(*known: Tensor) -> Iterator[list[int]]:
-    mode = Allocations(list(known))
-    with mode:
-        yield mode.made
-
-
 @pytest.mark.parametrize(("name", "shape"), cases([(128, 128), (3, 64, 96)], [(400, 500)]), ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
     if G.ndim == 3:
         run_length(shape[-2], shape[-1], RECIPES[name])  # tries out the CPU's kernels
-    with allocations(G, out) as first:
+    with PeakMemory() as first:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     held = workspace.nbytes()
-    with allocations(G, out) as second:
+    with PeakMemory() as second:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
-    assert max(first) == held == workspace.nbytes()
-    assert max(second) <= 4 * prod(shape[:-1])  # one number per row
+    few = 12 * prod(shape[:-1])  # at most three numbers per row
+    assert held == workspace.nbytes() <= first.peak <= held + few
+    assert second.peak <= few
 
 
 def test_a_workspace_grows_to_the_largest_need_and_aligns() -> None:
@@ -246,29 +207,6 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)
 
 
-def test_other_than_matrices_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"shape \(3,\)"):
-        orthogonalize(torch.zeros(3), RECIPES["gram"])
-
-
-@pytest.mark.parametrize("shape", [(768, 768, 128), (96, 384, 96), (40, 7, 33), (5, 300, 5)], ids=str)
-def test_products_are_as_exact_as_fp32_allows(shape: tuple[int, int, int]) -> None:
-    rows, inner, columns = shape
-    A, B, C = matrix(rows, inner), matrix(inner, columns, seed=1), matrix(rows, columns, seed=2)
-    whole = torch.empty(rows, 2 * columns)
-    with full_float32():
-        multiply(whole[:, :columns], A, B)
-        multiply(whole[:, columns:], A.mT.contiguous().mT, B)
-        multiply(C, A, B, alpha=0.5, beta=2.0)
-        stacked = torch.empty(3, rows, columns)
-        multiply(stacked, A.expand(3, -1, -1).contiguous(), B.expand(3, -1, -1).contiguous())
-    exact = A.double() @ B.double()
-    scaled = 0.5 * exact + 2.0 * matrix(rows, columns, seed=2).double()
-    found = (whole[:, :columns], exact), (whole[:, columns:], exact), (C, scaled), (stacked[2], exact)
-    for ours, theirs in found:
-        assert float((ours.double() - theirs).norm() / theirs.norm()) < 1e-6
-
-
 def test_a_kernel_that_rounds_a_stack_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     multiplied = iterate.symmetric_multiply
 
@@ -291,10 +229,10 @@ def test_nothing_is_stacked_on_other_devices() -> None:
 
 def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
     assert run_length(16, 2**20, RECIPES["gram"]) == 1  # one matrix fills the cache, so nothing is tried
-    with allocations() as made:
+    with PeakMemory() as seen:
         iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
         onednn_is_faster.__wrapped__()
-    assert not made
+    assert seen.peak == 0
 
 
 def test_a_default_device_and_dtype_change_nothing() -> None:

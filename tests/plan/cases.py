@@ -9,13 +9,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from muon_tutorial import (
-    Coordinate,
-    Grid,
-    Matrix,
-    Plan,
-    Shard,
-)
+from muon_tutorial import Coordinate, Grid, Matrix, Plan, Shard
 from muon_tutorial.plan.matrix import Cut, split_parts
 from muon_tutorial.plan.strategies import Builder
 

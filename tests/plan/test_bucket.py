@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from muon_tutorial import STRATEGIES, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
-from muon_tutorial.plan.bucket import fill_buckets
+from muon_tutorial import DistMeta, Grid, Matrix, Shard, zero1
 from muon_tutorial.plan.rounds import IN_FLIGHT
-from muon_tutorial.plan.strategies import ROUND_BYTES
 
 from .cases import Case, cases
 from .variants import EVEN_SLICES, VARIANTS
-
-
-def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
-    """A tensor-parallel position's part of a matrix, cut in the simplest way."""
-    whole = torch.zeros(matrix.shape if matrix.part is None else matrix.part.shape)
-    rows = slice(0, None) if matrix.part is None else slice(matrix.part.offset[0], None)
-    marked = torch.zeros_like(whole)
-    marked[rows][: matrix.shape[0]] = 1
-    cut = matrix.cut("tp")
-    if cut is None:
-        return marked
-    lengths = cut.lengths(whole.shape[cut.dim], at.size("tp"))
-    return marked.split(list(lengths), cut.dim)[at["tp"]]
 
 
 @given(case=cases())
@@ -57,7 +41,7 @@ def test_one_list_is_cut_into_equal_slices_whatever_the_rounds(variant: str, cas
             assert sum(bucket.length(bucket.storage_layout, at) for bucket in its) <= max(1, -(-filled // dp))
             for bucket in its:
                 size = bucket.length(bucket.model_layout, at)
-                assert bucket.padding(at) == size - sum(piece(e.matrix, at).sum() for e in bucket.entries)
+                assert bucket.padding(at) == size - sum(e.matrix.box(at).numel for e in bucket.entries)
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(("gram", "cut"))])
@@ -85,20 +69,7 @@ def test_rounds_in_flight_hold_at_most_the_limit_or_as_many_of_the_largest_matri
 
 def weight(matrix: Matrix, case: Case) -> int:
     """Gradient bytes of a matrix on the tensor-parallel rank with the largest part of it."""
-    return max(int(piece(matrix, at).sum()) for at in case.places) * matrix.grad_dtype.itemsize
-
-
-def test_the_default_cap_is_25_megabytes_for_every_strategy() -> None:
-    assert ROUND_BYTES <= 25_000_000
-    for builder in STRATEGIES.values():
-        assert inspect.signature(builder).parameters["round_bytes"].default == ROUND_BYTES
-
-
-def test_a_matrix_heavier_than_the_cap_travels_alone() -> None:
-    sides = [(2, 2), (8, 8), (2, 2), (2, 2)]
-    made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(sides)]
-    runs = fill_buckets(made, [16, 256, 16, 16], round_bytes=32)
-    assert [[matrix.index for matrix in run] for run in runs] == [[0], [1], [2, 3]]
+    return max(matrix.box(at).numel for at in case.places) * matrix.grad_dtype.itemsize
 
 
 def test_buffers_count_the_kinds_and_buckets_count_on() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from muon_tutorial import Grid
@@ -39,13 +41,15 @@ def test_a_grid_that_is_none_is_refused(axes: tuple[str, ...], sizes: tuple[int,
         Grid(axes, sizes)
 
 
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_off_the_grid_is_refused(rank: int) -> None:
-    with pytest.raises(GridError, match=rf"rank {rank} is not on a grid of 4 ranks \(dp=2 × tp=2\)"):
-        Grid.of(dp=2, tp=2).at(rank)
-
-
-@pytest.mark.parametrize("positions", [{"dp": 2}, {"dp": -1}, {"tp": 1}])
-def test_a_position_off_the_grid_is_refused(positions: dict[str, int]) -> None:
-    with pytest.raises(GridError, match=r"has [12] positions on the grid dp=2"):
-        Grid.of(dp=2).rank(positions)
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        *((lambda grid, rank=rank: grid.at(rank), f"rank {rank} is not on a grid of 4") for rank in (-1, 4)),
+        (lambda grid: grid.rank({"dp": 2}), "axis 'dp' has 2 positions on the grid dp=2 × tp=2; got 2"),
+        (lambda grid: grid.rank({"tp": -1}), "got -1"),
+        (lambda grid: grid.rank({"ep": 1}), "axis 'ep' has 1 positions"),
+    ],
+)
+def test_a_place_off_the_grid_is_refused(ask: Callable[[Grid], object], said: str) -> None:
+    with pytest.raises(GridError, match=said):
+        ask(Grid.of(dp=2, tp=2))

@@ -10,6 +10,7 @@ import torch
 from muon_tutorial import Grid, Hop, Matrix, Owned, Partial, Replicate, Route, Shard, owner, zero1
 from muon_tutorial.errors import GridError, OneWayError
 from muon_tutorial.plan.layout import Placement
+from muon_tutorial.plan.strategies import WIRE
 
 
 @pytest.mark.parametrize(
@@ -55,16 +56,6 @@ def test_hops_print_what_the_page_on_notation_says(hop: str) -> None:
     assert f"`{back}`" in row
 
 
-def test_a_route_prints_the_layouts_it_leads_through() -> None:
-    dp, tp = Hop("dp", Shard(0), Replicate(), (4, 3)), Hop("tp", Shard(1), Replicate(), (4, 6))
-    out = Route((dp, tp), torch.bfloat16)
-    assert str(out) == "W[I_dp, J_tp] → W[I, J_tp] → W[I, J], in bfloat16"
-    assert str(out.inverse) == "W[I, J] → W[I, J_tp] → W[I_dp, J_tp], in bfloat16"
-    assert str(Route((), torch.float32)) == "stays where it is, in float32"
-    both = Route((dp, Hop("tp", Shard(0), Replicate(), (8, 3))), torch.float32)
-    assert str(both) == "W[I_dp·tp, J] → W[I_tp, J] → W[I, J], in float32"
-
-
 def test_routes_of_plans_print_as_the_page_on_notation_says_of_the_step() -> None:
     matrices = [Matrix(index, f"m{index}", (9, 7), (("tp", Shard(1)),)) for index in range(40)]
     [bucket, *_] = zero1(matrices, Grid.of(dp=2, tp=2)).buckets
@@ -78,3 +69,6 @@ def test_routes_of_plans_print_as_the_page_on_notation_says_of_the_step() -> Non
     )
     [bucket, *_] = owner(matrices, Grid.of(dp=2, tp=2)).buckets
     assert str(bucket.compute) == "exchange over dp·tp, in bfloat16"
+    assert str(bucket.parameter) == "stays where it is, in float32"
+    both = Route((Hop("dp", Shard(0), Replicate(), (4, 3)), Hop("tp", Shard(0), Replicate(), (8, 3))), WIRE)
+    assert str(both) == "W[I_dp·tp, J] → W[I_tp, J] → W[I, J], in bfloat16"

@@ -16,10 +16,7 @@ from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.assign import gram_cost, longest_first, newton_schulz_cost
 from muon_tutorial.plan.strategies import find_builder, plan_imbalance, work_by_position
 
-from .cases import (
-    Case,
-    cases,
-)
+from .cases import Case, cases
 from .variants import VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -129,7 +126,7 @@ def test_zero1_refuses_axes_over_which_nobody_would_average() -> None:
     assert zero1(one, Grid.of(data=1, dp=2)).buckets
 
 
-@pytest.mark.parametrize("builder", [zero1, VARIANTS["replicated"], round_robin])
+@pytest.mark.parametrize("builder", [zero1, VARIANTS["replicated"], round_robin, VARIANTS["gram"]])
 def test_a_parameter_cut_along_dp_is_refused_by_name_where_it_has_to_be_whole(builder: object) -> None:
     cut = Matrix(0, "blocks.0.up", (4, 4), (("dp", Shard(0)),))
     with pytest.raises(StrategyError, match=r"blocks\.0\.up is sharded along 'dp'"):

@@ -14,7 +14,7 @@ from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.worlds.shadow import walk_alone
 
-from ..oracle import UNEVEN, assert_alike, assert_own_parts, seated, single_process, whole_gradients
+from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
 
 STAYING = ("replicated", "round_robin", "owner", "owner_per_replica")
 WIRE = 2  # bytes of a bfloat16
@@ -58,23 +58,6 @@ def test_the_models_gradients_are_not_written_to(strategy: str, max_norm: float 
             assert torch.equal(param.grad, grad)
 
 
-def test_a_clipped_step_of_gram_is_the_step_of_the_clipped_gradients() -> None:
-    """``test_step`` compares the other strategies with the single process."""
-    grid, gradients = Grid.of(dp=2, tp=2), next(whole_gradients(UNEVEN))
-    clipped, given = seated(grid, "gram"), seated(grid, "gram")
-    clipped.give(gradients)
-    (norm, *_) = clipped.ready(max_norm=0.5)
-    assert norm is not None
-    clipped.step()
-    scale = (0.5 / (norm + 1e-6)).float()
-    given.give([None if grad is None else grad * scale for grad in gradients])
-    given.step()
-    for ranks in (clipped, given):
-        ranks.give(gradients)  # Newton–Schulz ignores scale, so only a second step shows the clipping
-        ranks.step()
-    assert_alike(clipped.params, given.params)
-
-
 # Memory
 
 
@@ -83,7 +66,7 @@ def peak(plan: Plan, rank: int) -> int:
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:
-        walk_alone(step.step(), lambda request: None)
+        walk_alone(step.walk(), lambda request: None)
     return seen.peak
 
 
@@ -119,7 +102,7 @@ def test_parts_that_a_rank_has_already_do_not_travel(grid: Grid) -> None:
         at, seen = grid.at(rank), list[Collective]()
         step = step_over_ones(plan, at, META)
         step.present = frozenset(range(len(step.parameters)))
-        walk_alone(step.step(), seen.append)
+        walk_alone(step.walk(), seen.append)
         for request in (one for one in seen if one.kind == "all_to_all"):
             here = at.position(*request.axes)
             assert request.sends is not None

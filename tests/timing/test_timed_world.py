@@ -284,7 +284,7 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     machine = replace(TOY, operation=0.001, turn=0.002, cores=2, copy=((1.0, 1e7),))
     ran = walk_ranks(plan, machine, window)
     for rank in grid.ranks:
-        own = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
+        own = requests_of(step_over_ones(plan, grid.at(rank), META, window).walk())
         seen = [flight.asked[rank] for flight in ran.flights if rank in flight.group]
         assert sorted(seen) == sorted(map(str, own))
         spent = sum(ran.total(doing, rank) for doing in ("product", "copy", "wait"))

@@ -61,7 +61,7 @@ def predict(link: str, window: int) -> PredictedStep:
     plan, machine = plan_of(2), machine_of(link)
     step = step_over_ones(plan, plan.grid.at(0), torch.device("meta"), window)
     with PeakMemory() as memory:
-        walk_alone(step.step(), lambda request: None)
+        walk_alone(step.walk(), lambda request: None)
     return PredictedStep(predict_step(plan, machine, window), memory.peak)
 
 

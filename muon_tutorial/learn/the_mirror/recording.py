@@ -24,7 +24,8 @@ from torch import Tensor
 from ...engine.collective import Collective, Label, Walk
 from ...engine.hops import view
 from ...engine.travel import stand_by, travel
-from ...plan.bucket import Bucket, StoredShard, matrix_boxes
+from ...plan.bucket import Bucket, matrix_boxes
+from ...plan.exchange import BufferSlice
 from ...plan.grid import Coordinate, Grid
 from ...plan.layout import Box
 from ...plan.matrix import BucketEntry
@@ -141,7 +142,7 @@ class Diarist:
     def note_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
         """Note the bytes of each matrix's part in this rank's flat stored buffer."""
         for shard in bucket.stored_shards(self.at):
-            self.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
+            self.note(moment, shard.entry.matrix.name, flat[slice(*shard.interval)])
 
     def diary(self) -> RankDiary:
         return RankDiary(self.at.rank, self.tiles, self.contents, self.sent)
@@ -198,10 +199,10 @@ class Diarist:
         ]
 
 
-def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
+def stored_parts(held: BufferSlice, at: Coordinate, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
     """A rank's stored part of a matrix, from its flat buffer: rectangles, and the entries in each."""
     boxes = matrix_boxes(held, at)
-    parts = flat[slice(*held.in_buffer)].split([box.numel for box in boxes])
+    parts = flat[slice(*held.interval)].split([box.numel for box in boxes])
     return ((box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True))
 
 

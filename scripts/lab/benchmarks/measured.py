@@ -237,7 +237,7 @@ def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object
     step.present = frozenset(range(len(step.parameters)))
     peaks: dict[str, int] = {}
     with torch.no_grad(), PeakMemory() as seen:
-        run(note_phases(step.step(), seen, peaks))
+        run(note_phases(step.walk(), seen, peaks))
     return peaks
 
 

@@ -29,7 +29,7 @@ def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[K
 
 
 def walk(world: LiveWorld, step: PlanStep) -> None:
-    world.run(step.step())
+    world.run(step.walk())
 
 
 def timed(run: Callable[[], object], device: torch.device | None = None) -> float:
