@@ -100,7 +100,6 @@ class SeenUpdate:
 class Verdict:
     """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
-    ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
     ``is_due`` is False if no update could be expected, because the learning rate was zero, or both the
     momentum and the gradient were zero.
     """
@@ -108,7 +107,6 @@ class Verdict:
     size: float
     values: tuple[float, float]
     wrong: str = ""
-    rules: frozenset[str] = frozenset()
     is_due: bool = True
 
 
@@ -129,15 +127,15 @@ def judge(seen: SeenUpdate) -> Verdict:
         return Verdict(0.0, (0.0, 0.0), STILL)
     far = [_distance(seen, update, due) for due in dues]
     due, least = dues[far.index(min(far))], min(far)
-    size, rules = _size(seen, update, due)
+    size = _size(seen, update, due)
     values, blur = _singular_values(update, seen, seen.parts), 2 * seen.rounded
     wrong = _explain(seen, update, least, blur) if least > CLOSE + blur else ""
     if not wrong and (seen.dropped or abs(_shares(seen)[0]) < 0.05):
         wrong = LOST
     wrong = wrong or _micro_batches(seen)
-    if not wrong and not rules and abs(size - 1) > 0.05 + blur:
+    if not wrong and abs(size - 1) > 0.05 + blur:
         wrong = f"{size:.2g} times the correct size"
-    return Verdict(size, values, wrong, rules)
+    return Verdict(size, values, wrong)
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
@@ -224,8 +222,8 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
     return SGD
 
 
-def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """Return an update's size relative to the correct size, and the ``rules`` with which it is correct.
+def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> float:
+    """Return an update's size relative to the correct size.
 
     If there are several matrices, the one with the largest error counts. If the group names no rule, the size
     is measured with a rule that gives about 1, or with the first rule if none does.
@@ -234,15 +232,14 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozens
     for here, sides in seen.places(seen.parts):
         along = (update[here] * due[here]).sum() / due[here].square().sum().clamp(min=1e-30)
         shares.append((float(along), sides))
-    rules = SCALES
+    rules = [*SCALES.values()]
     if "adjust_lr_fn" in seen.group:
-        rules = {"": lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))}
-    sizes = {
-        name: max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
-        for name, rule in rules.items()
-    }
-    fits = frozenset(name for name, size in sizes.items() if abs(size - 1) < 0.05 and name)
-    return sizes[next(iter(fits), next(iter(sizes)))], fits
+        rules = [lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))]
+    sizes = [
+        max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
+        for rule in rules
+    ]
+    return next((size for size in sizes if abs(size - 1) < 0.05), sizes[0])
 
 
 def _angle(one: Tensor, other: Tensor) -> float:
