@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ..decay_and_add import adjusted_lr
-from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, coefficients_per_step
-from ..orthogonalizers.named import STOCK
+from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN
 from ..plan.layout import Box
 from ..plan.matrix import Index, Parts
 from ..step.orthogonalize import newton_schulz_update
@@ -266,17 +265,10 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Run Newton–Schulz as the group says. On many CPUs, emulating stock's bf16 in float32 is faster."""
-    if group.get("orthogonalize", STOCK) != STOCK:
-        return newton_schulz_update(matrix, matrix.shape, group).float()
-    X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()
-    X = X.div(X.norm().clamp(min=group.get("eps", DEFAULT_EPS))).float()
+    """Run Newton–Schulz as the group says, or like ``torch.optim.Muon`` where it says nothing."""
     steps = group.get("ns_steps") or DEFAULT_STEPS
-    for a, b, c in coefficients_per_step(group.get("ns_coefficients", KELLER_JORDAN), steps):
-        A = (X @ X.T).bfloat16().float()
-        B = torch.addmm(A, A, A, beta=b, alpha=c).bfloat16().float()
-        X = torch.addmm(X, B, X, beta=a).bfloat16().float()
-    return X.T if matrix.size(0) > matrix.size(1) else X
+    stock = {"ns_coefficients": KELLER_JORDAN, "eps": DEFAULT_EPS}
+    return newton_schulz_update(matrix, matrix.shape, {**stock, **group, "ns_steps": steps}).float()
 
 
 def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
