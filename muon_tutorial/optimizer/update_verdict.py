@@ -30,14 +30,14 @@ FAR = 0.25
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
 
-SCALES: dict[str, Callable[[int, int], float]] = {
-    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-    "spectral": lambda rows, columns: math.sqrt(rows / columns),
-    "none": lambda rows, columns: 1.0,
-    "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
-}
-"""The update scales of Keller Jordan, Moonlight, dion, plain optimizers (none), and Megatron-LM."""
+SCALES: tuple[Callable[[int, int], float], ...] = (
+    lambda rows, columns: math.sqrt(max(1, rows / columns)),  # Keller Jordan
+    lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),  # Moonlight
+    lambda rows, columns: math.sqrt(rows / columns),  # dion
+    lambda rows, columns: 1.0,  # plain optimizers
+    lambda rows, columns: math.sqrt(max(rows, columns)),  # Megatron-LM
+)
+"""Published scales of updates."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -215,7 +215,7 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
     if _micro_batches(seen):
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
-    for rule in SCALES.values():
+    for rule in SCALES:
         if all(abs(norm / seen.scale(rule, sides) - 1) < 0.01 for norm, sides in norms):
             return NO_STEPS
     return SGD
@@ -231,9 +231,9 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> float:
     for here, sides in seen.places(seen.parts):
         along = (update[here] * due[here]).sum() / due[here].square().sum().clamp(min=1e-30)
         shares.append((float(along), sides))
-    rules = [*SCALES.values()]
+    rules = SCALES
     if "adjust_lr_fn" in seen.group:
-        rules = [lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))]
+        rules = (lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides)),)
     sizes = [
         max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
         for rule in rules
