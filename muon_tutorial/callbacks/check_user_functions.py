@@ -48,16 +48,14 @@ def checked_assignments(config: DistributedConfig, params: list[Tensor]) -> dict
 
 
 BARE_WORK = (
-    "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle "
-    "whose wait() returns it"
+    "a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle whose wait() "
+    "returns it"
 )
-"""Replaces a ``dist.Work`` that a user's function returned, and says what is wrong with it."""
+"""Replaces a ``dist.Work`` that a user's function returned, and names it in complaints."""
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
     """Say what is wrong with an answer of ``gather_fn``, beginning with ``where``; empty if it is right."""
-    if answer is BARE_WORK:
-        return f"{where} {BARE_WORK}"
     if global_rank() != owner:
         complaint = f"{where} must return None on every rank except {owner}, got {_kind(answer)}"
         return "" if answer is None else complaint
@@ -75,8 +73,6 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
 
 def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
     """Say what is wrong with an answer of ``redistribute_fn``; empty if it is right."""
-    if answer is BARE_WORK:
-        return f"{where} {BARE_WORK}"
     due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"
     if not isinstance(answer, Tensor):
         return f"{where} {due}; got {_kind(answer)}"
@@ -92,4 +88,6 @@ def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
 
 
 def _kind(answer: Any) -> str:
-    return f"a {type(answer).__name__}" if answer is not None else "None"
+    if answer is None or answer is BARE_WORK:
+        return str(answer)
+    return f"a {type(answer).__name__}"

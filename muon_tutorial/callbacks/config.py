@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..errors import ConfigError
-from .helper_functions import HelperFunctions
+
+if TYPE_CHECKING:
+    from .create_configs import HelperFunctions
 
 
 @dataclass

@@ -114,9 +114,7 @@ class AuditReport:
         rows = [head, *map(_row, self.findings)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        rules = frozenset.intersection(*(it.verdict.rules for it in self.findings)) if self.findings else ()
-        said = [f"The updates are scaled by the rule {' or '.join(sorted(rules))}."] if rules else []
-        return "\n".join([*lines, *said, *self.miscounted, self.line])
+        return "\n".join([*lines, *self.miscounted, self.line])
 
 
 @dataclass(slots=True, eq=False)
@@ -265,17 +263,11 @@ class Audit:
         self._micro[param] = [*before, now - sum(before, torch.zeros_like(now))]
 
 
-def audit(
-    optimizer: Any,
-    model: nn.Module | None = None,
-    *,
-    step: Callable[[], object] | None = None,
-) -> Any:
+def audit(optimizer: Any, model: nn.Module | None = None) -> Audit:
     """Audit an optimizer's steps: call ``seen = audit(optimizer)``, train, then ``print(seen.report())``.
 
-    If you pass ``step``, a function that steps once, ``audit`` calls it and returns the report. Start the
-    audit before the first ``backward()`` that it should record. An audit needs two steps to find that
-    momentum is missing from the state, or is lost between steps.
+    Start the audit before the first ``backward()`` that it should record. An audit needs two steps to find
+    that momentum is missing from the state, or is lost between steps.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric has made for it.
@@ -284,18 +276,13 @@ def audit(
 
     >>> weight = nn.Parameter(torch.eye(4))
     >>> optimizer = Muon([("weight", weight)])
+    >>> seen = audit(optimizer)
     >>> weight.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-    >>> audit(optimizer, step=optimizer.step).wrong
+    >>> optimizer.step()
+    >>> seen.report().wrong
     {}
     """
-    seen = Audit(optimizer, model)
-    if step is None:
-        return seen
-    try:
-        step()
-    finally:
-        seen.stop()
-    return seen.report()
+    return Audit(optimizer, model)
 
 
 def _bare(optimizer: Any) -> torch.optim.Optimizer:

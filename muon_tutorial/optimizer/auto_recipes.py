@@ -47,13 +47,13 @@ def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) ->
         UsageError: a given calibration lacks a shape, or ranks need to agree and cannot.
     """
     for mesh in steps:
-        _refuse_apart(mesh, source)
+        together = _stepping_together(mesh, source)
         known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
         pairs = ((known[number], shape) for number, shape in _shapes(groups, mesh))
         missing = tuple({shape: None for its, shape in pairs if its is not None and shape not in its})
         if missing:
             device = next(param.device for group in groups for param in group["params"])
-            choices = _agreed_choices(mesh, missing, source, device)
+            choices = _agreed_choices(*together, missing, source, device)
             for group in filter(_chooses, groups):
                 group["orthogonalize"] = write_choices({**choices, **read_choices(group["orthogonalize"])})
 
@@ -140,11 +140,14 @@ def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
 
 
 def _agreed_choices(
-    mesh: MeshStep, shapes: tuple[Shape, ...], source: Source, device: torch.device
+    ranks: int,
+    group: dist.ProcessGroup | None,
+    shapes: tuple[Shape, ...],
+    source: Source,
+    device: torch.device,
 ) -> dict[Shape, str]:
-    """Return the first rank's choices on every rank that steps together with it."""
-    together, group = _stepping_together(mesh)
-    if not together:
+    """Return the first rank's choices on all ranks of the group."""
+    if ranks == 1:
         return choose(shapes, source, device)
     mine: dict[Shape, str] | TutorialError | None = None
     if dist.get_rank(group) == 0:
@@ -159,28 +162,24 @@ def _agreed_choices(
     return dict(found)
 
 
-def _stepping_together(mesh: MeshStep) -> tuple[bool, dist.ProcessGroup | None]:
-    """Return whether several processes share the step, and the process group that they form."""
-    if isinstance(mesh.world, LiveWorld):
-        return mesh.world.grid.world_size > 1, mesh.world.group(mesh.world.grid.axes)
-    if count_processes() > 1 and isinstance(mesh.step, CallbackStep):
-        return True, mesh.step.config.state.get("agree_group")
-    return False, None
-
-
-def _refuse_apart(mesh: MeshStep, source: Source) -> None:
-    """Refuse to measure if it is unknown which processes must agree.
+def _stepping_together(mesh: MeshStep, source: Source) -> tuple[int, dist.ProcessGroup | None]:
+    """Return how many processes share the step, and the process group that they form.
 
     Raises:
-        UsageError: there are several processes, and each steps without the others (as under DDP), or the mesh
-            has only some of them.
+        UsageError: it is unknown which processes must agree. There are several, and each steps without the
+            others (as under DDP), or the mesh has only some of them.
     """
-    alone, count = isinstance(mesh.step, AloneStep), count_processes()
-    ranks = mesh.world.grid.world_size if isinstance(mesh.world, LiveWorld) else 1 if alone else count
-    if isinstance(source, Calibration) or ranks == count:
-        return
-    which = "without a strategy" if alone else f"on a mesh of {ranks} of {count} processes"
-    raise UsageError(
-        f'orthogonalize="auto" {which} could choose different recipes on different processes: pass a '
-        "strategy with a mesh of all processes, or the same calibration= object to all, or a recipe's name"
-    )
+    count, ranks, group = count_processes(), 1, None
+    if isinstance(mesh.world, LiveWorld):
+        ranks, group = mesh.world.grid.world_size, mesh.world.group(mesh.world.grid.axes)
+    elif isinstance(mesh.step, CallbackStep):
+        ranks, group = count, mesh.step.config.state.get("agree_group")
+    if ranks != count and not isinstance(source, Calibration):
+        alone = isinstance(mesh.step, AloneStep)
+        which = "without a strategy" if alone else f"on a mesh of {ranks} of {count} processes"
+        raise UsageError(
+            f'orthogonalize="auto" {which} could choose different recipes on different processes: pass a '
+            "strategy with a mesh of all processes, or the same calibration= object to all, or a recipe's "
+            "name"
+        )
+    return ranks, group

@@ -55,7 +55,7 @@ class ConfigSteps:
         helper = self.config.helper if self.config.planned else None
         if helper is None:
             return [self._callback_step(params, groups, state, agreed(before, 0))]
-        meshes = helper.on_meshes(params, self.config.state).meshes
+        meshes = helper.on_meshes(params, self.config.state)
         return [self._planned_step(mesh, groups, state, agreed(before, i)) for i, mesh in enumerate(meshes)]
 
     def _ask(self, params: list[Tensor]) -> None:

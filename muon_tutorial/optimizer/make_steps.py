@@ -19,8 +19,7 @@ from ..guard.changes import check_momentum
 from ..guard.check_groups import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
-from ..parameters.describe_matrices import all_named, describe_matrices
-from ..parameters.tensor_parallel import TpDim
+from ..parameters.describe_matrices import TpDim, all_named, describe_matrices
 from ..plan.strategies import Builder, Plan, describe_plan, find_builder
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep

@@ -27,7 +27,7 @@ from ..guard.guard import Guard, NoGuard, params_of
 from ..guard.momentum_slice import mark_slices
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
-from ..parameters.tensor_parallel import TpDim
+from ..parameters.describe_matrices import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Builder, Plan
@@ -253,11 +253,11 @@ class Muon(torch.optim.Optimizer):
         """The first of the ``plans``, if there is any."""
         return next(iter(self.plans), None)
 
-    def audit(self, **options: Any) -> Any:
+    def audit(self) -> Any:
         """Audit the next steps; see ``audit.audit``."""
-        from .audit import audit
+        from .audit import Audit
 
-        return audit(self, **options)
+        return Audit(self, None)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -306,11 +306,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._follow_replaced()
         return list(self.verdicts.values())
 
-    def audit(self, **options: Any) -> Any:
+    def audit(self) -> Any:
         """Audit the next steps; see ``audit.audit``."""
-        from .audit import audit
+        from .audit import Audit
 
-        return audit(self, **options)
+        return Audit(self, None)
 
     def _warn_of_unstepped(self) -> None:
         """Warn once of each parameter that has gradients but that neither optimizer steps.
@@ -438,9 +438,8 @@ def _owner_of(group: Mapping[str, Any]) -> str:
 
 def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
     """Return one optimizer's part of a state. Entries that belong to no parameter go to Muon."""
-    own = [group for group in groups if _owner_of(group) == owner]
-    others = {index for group in groups if _owner_of(group) != owner for index in group["params"]}
-    theirs = {index for group in own for index in group["params"]}
-    if owner == "muon":
-        theirs |= state.keys() - others
-    return {"state": {index: entry for index, entry in state.items() if index in theirs}, "param_groups": own}
+    owners = {index: _owner_of(group) for group in groups for index in group["params"]}
+    return {
+        "state": {index: entry for index, entry in state.items() if owners.get(index, "muon") == owner},
+        "param_groups": [group for group in groups if _owner_of(group) == owner],
+    }

@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
@@ -53,16 +53,7 @@ from .fused_weights import (
     parts_word,
     stacked_parts,
 )
-from .split_table import (
-    BARE,
-    EXPERTS,
-    ParameterSplit,
-    Verdict,
-    bare_message,
-    experts_message,
-    unknown_message,
-    unsure_message,
-)
+from .split_table import BARE, EXPERTS, ParameterSplit, Verdict, open_questions
 
 HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
@@ -156,13 +147,8 @@ def split_parameters(
     chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
     sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
-    said = (
-        *(unsure_message(split), bare_message(split)),
-        unknown_message(split) if experts == "muon" else "",
-        experts_message(split) if experts is None and split.left_experts > split.numel / 2 else "",
-    )
-    for message in filter(None, said):
-        warnings.warn(message, UserWarning, stacklevel=2)
+    for question in open_questions(split, experts):
+        warnings.warn(question, UserWarning, stacklevel=2)
     return split
 
 
@@ -464,12 +450,11 @@ def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str
     flat = [param for param in model.parameters() if hasattr(param, "_fsdp_flattened")]
     if flat and all(param.ndim < 2 for param in flat):  # FSDP1 without shards keeps the shapes
         raise UsageError(f"{type(model).__name__} has no matrices: {FLATTENED}")
-    if experts not in (None, "adamw", "muon"):
-        raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")
-    if fused not in ("split", "whole"):
-        raise UsageError(f"fused must be 'split' or 'whole', got {fused!r}")
-    if heads not in ("together", "apart"):
-        raise UsageError(f"heads must be 'together' or 'apart', got {heads!r}")
+    options = ("experts", experts, Experts), ("fused", fused, FusedOption), ("heads", heads, Heads)
+    for name, value, kind in options:
+        known = get_args(kind)
+        if value not in known and not (name == "experts" and value is None):
+            raise UsageError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
 
 
 def _check_patterns(holdings: Sequence[_Holding], option: str, patterns: Iterable[str]) -> None:

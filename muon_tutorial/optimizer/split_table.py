@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -103,7 +103,7 @@ class ParameterSplit:
         rows = [("parameter", "shape", "who", "why"), *_rows(self.verdicts)]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows]
-        return "\n".join([*lines, self._summary(), *([experts_message(self)] if self.left_experts else [])])
+        return "\n".join([*lines, self._summary(), *([_experts_left(self)] if self.left_experts else [])])
 
     def _summary(self) -> str:
         shares = {who: sum(it.param.numel() for it in self._of(who)) for who in ("Muon", "AdamW", "left out")}
@@ -112,52 +112,49 @@ class ParameterSplit:
         return f"Muon has {muon} of {self.numel:,} parameters, AdamW {adamw}{frozen}."
 
 
-def experts_message(split: ParameterSplit) -> str:
-    """Say how many parameters are stacked experts that AdamW steps, and how to give them to Muon."""
-    share = _percent(split.left_experts, split.numel)
-    return (
-        f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
-        'matrices; experts="muon" gives them to Muon, matrix by matrix.'
-    )
+def open_questions(split: ParameterSplit, experts: str | None) -> Iterator[str]:
+    """Yield what the model leaves open, each with what to pass to ``split_parameters``.
+
+    ``experts`` is the option of that name.
+    """
+    if unsure := {_pattern(it.name): it for it in split.verdicts if it.unsure}:
+        yield _ask_for_layouts(unsure)
+    if bare := {_pattern(it.name): _shape(it) for it in split.verdicts if it.why == BARE}:
+        listed, first = ", ".join(f"{name} ({shape})" for name, shape in bare.items()), next(iter(bare))
+        yield (
+            f"Muon steps {listed} because of their two dimensions; nothing shows that they multiply an "
+            f'input. Tables (of queries, latents or biases) belong to AdamW: exclude=["{first}"]. For a '
+            f'matrix, pass parts={{"{first}": None}}.'
+        )
+    stacks = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
+    if stacks and experts == "muon":
+        yield (
+            f'experts="muon" finds no experts in the names of {", ".join(stacks)}, so AdamW steps them: if '
+            'they are stacks of matrices, name them in parts={"…": "stack"}'
+        )
+    if experts is None and split.left_experts > split.numel / 2:
+        yield _experts_left(split)
 
 
-def bare_message(split: ParameterSplit) -> str:
-    """Say what to pass for two-dimensional parameters that may be tables; empty if there are none."""
-    shapes = {_pattern(it.name): _shape(it) for it in split.verdicts if it.why == BARE}
-    if not shapes:
-        return ""
-    listed, first = ", ".join(f"{name} ({shape})" for name, shape in shapes.items()), next(iter(shapes))
-    return (
-        f"Muon steps {listed} because of their two dimensions; nothing shows that they multiply an input. "
-        f'Tables (of queries, latents or biases) belong to AdamW: exclude=["{first}"]. For a matrix, pass '
-        f'parts={{"{first}": None}}.'
-    )
-
-
-def unknown_message(split: ParameterSplit) -> str:
-    """Say what to pass for three-dimensional parameters that may be experts; empty if there are none."""
-    names = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
-    if not names:
-        return ""
-    return (
-        f'experts="muon" finds no experts in the names of {", ".join(names)}, so AdamW steps them: if they '
-        'are stacks of matrices, name them in parts={"…": "stack"}'
-    )
-
-
-def unsure_message(split: ParameterSplit) -> str:
-    """Say what to pass for weights that hold matrices in an unknown layout; empty if there are none."""
-    names: dict[str, Verdict] = {_pattern(it.name): it for it in split.verdicts if it.unsure}
-    if not names:
-        return ""
-    shapes = (f"{name} ({_shape(it)})" for name, it in names.items())
-    name, first = next(iter(names.items()))
+def _ask_for_layouts(unsure: Mapping[str, Verdict]) -> str:
+    """Say what to pass for weights that hold matrices in an unknown layout."""
+    shapes = (f"{name} ({_shape(it)})" for name, it in unsure.items())
+    name, first = next(iter(unsure.items()))
     lines = first.param.shape[-1 if first.transposed else -2]
     return (
         f"The names of {', '.join(shapes)} suggest several matrices, but the model does not state their "
         f'layout, so they are kept whole. Pass parts={{"{name}": …}}: (a, b, …) are the rows of each matrix, '
         f'one after the other, {lines} in all; ("interleaved", a, b, …) are runs of rows that repeat, as for '
         "q, k and v head by head, or gate and up row by row (1, 1); None is one matrix."
+    )
+
+
+def _experts_left(split: ParameterSplit) -> str:
+    """Say how many parameters are stacked experts that AdamW steps, and how to give them to Muon."""
+    share = _percent(split.left_experts, split.numel)
+    return (
+        f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
+        'matrices; experts="muon" gives them to Muon, matrix by matrix.'
     )
 
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ..decay_and_add import adjusted_lr
-from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, coefficients_per_step
-from ..orthogonalizers.named import STOCK
+from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN
 from ..plan.layout import Box
 from ..plan.matrix import Index, Parts
 from ..step.orthogonalize import newton_schulz_update
@@ -31,14 +30,14 @@ FAR = 0.25
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
 
-SCALES: dict[str, Callable[[int, int], float]] = {
-    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-    "spectral": lambda rows, columns: math.sqrt(rows / columns),
-    "none": lambda rows, columns: 1.0,
-    "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
-}
-"""The update scales of Keller Jordan, Moonlight, dion, plain optimizers (none), and Megatron-LM."""
+SCALES: tuple[Callable[[int, int], float], ...] = (
+    lambda rows, columns: math.sqrt(max(1, rows / columns)),  # Keller Jordan
+    lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),  # Moonlight
+    lambda rows, columns: math.sqrt(rows / columns),  # dion
+    lambda rows, columns: 1.0,  # plain optimizers
+    lambda rows, columns: math.sqrt(max(rows, columns)),  # Megatron-LM
+)
+"""Published scales of updates."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -100,7 +99,6 @@ class SeenUpdate:
 class Verdict:
     """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
-    ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
     ``is_due`` is False if no update could be expected, because the learning rate was zero, or both the
     momentum and the gradient were zero.
     """
@@ -108,7 +106,6 @@ class Verdict:
     size: float
     values: tuple[float, float]
     wrong: str = ""
-    rules: frozenset[str] = frozenset()
     is_due: bool = True
 
 
@@ -129,15 +126,15 @@ def judge(seen: SeenUpdate) -> Verdict:
         return Verdict(0.0, (0.0, 0.0), STILL)
     far = [_distance(seen, update, due) for due in dues]
     due, least = dues[far.index(min(far))], min(far)
-    size, rules = _size(seen, update, due)
+    size = _size(seen, update, due)
     values, blur = _singular_values(update, seen, seen.parts), 2 * seen.rounded
     wrong = _explain(seen, update, least, blur) if least > CLOSE + blur else ""
     if not wrong and (seen.dropped or abs(_shares(seen)[0]) < 0.05):
         wrong = LOST
     wrong = wrong or _micro_batches(seen)
-    if not wrong and not rules and abs(size - 1) > 0.05 + blur:
+    if not wrong and abs(size - 1) > 0.05 + blur:
         wrong = f"{size:.2g} times the correct size"
-    return Verdict(size, values, wrong, rules)
+    return Verdict(size, values, wrong)
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
@@ -218,14 +215,14 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
     if _micro_batches(seen):
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
-    for rule in SCALES.values():
+    for rule in SCALES:
         if all(abs(norm / seen.scale(rule, sides) - 1) < 0.01 for norm, sides in norms):
             return NO_STEPS
     return SGD
 
 
-def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """Return an update's size relative to the correct size, and the ``rules`` with which it is correct.
+def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> float:
+    """Return an update's size relative to the correct size.
 
     If there are several matrices, the one with the largest error counts. If the group names no rule, the size
     is measured with a rule that gives about 1, or with the first rule if none does.
@@ -236,13 +233,12 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozens
         shares.append((float(along), sides))
     rules = SCALES
     if "adjust_lr_fn" in seen.group:
-        rules = {"": lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))}
-    sizes = {
-        name: max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
-        for name, rule in rules.items()
-    }
-    fits = frozenset(name for name, size in sizes.items() if abs(size - 1) < 0.05 and name)
-    return sizes[next(iter(fits), next(iter(sizes)))], fits
+        rules = (lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides)),)
+    sizes = [
+        max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
+        for rule in rules
+    ]
+    return next((size for size in sizes if abs(size - 1) < 0.05), sizes[0])
 
 
 def _angle(one: Tensor, other: Tensor) -> float:
@@ -269,17 +265,10 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Run Newton–Schulz as the group says. On many CPUs, emulating stock's bf16 in float32 is faster."""
-    if group.get("orthogonalize", STOCK) != STOCK:
-        return newton_schulz_update(matrix, matrix.shape, group).float()
-    X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()
-    X = X.div(X.norm().clamp(min=group.get("eps", DEFAULT_EPS))).float()
+    """Run Newton–Schulz as the group says, or like ``torch.optim.Muon`` where it says nothing."""
     steps = group.get("ns_steps") or DEFAULT_STEPS
-    for a, b, c in coefficients_per_step(group.get("ns_coefficients", KELLER_JORDAN), steps):
-        A = (X @ X.T).bfloat16().float()
-        B = torch.addmm(A, A, A, beta=b, alpha=c).bfloat16().float()
-        X = torch.addmm(X, B, X, beta=a).bfloat16().float()
-    return X.T if matrix.size(0) > matrix.size(1) else X
+    stock = {"ns_coefficients": KELLER_JORDAN, "eps": DEFAULT_EPS}
+    return newton_schulz_update(matrix, matrix.shape, {**stock, **group, "ns_steps": steps}).float()
 
 
 def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:

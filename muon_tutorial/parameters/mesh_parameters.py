@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -55,31 +55,6 @@ class MeshParameters:
                 "assign_fn must give a parameter to one of the ranks that hold it"
             )
         return self.ranks.index(rank)
-
-
-ReadParameters = Callable[[Sequence[Tensor]], list[MeshParameters]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ParametersOnMeshes:
-    """Parameters, and the meshes that they lie on."""
-
-    params: tuple[Tensor, ...]
-    meshes: tuple[MeshParameters, ...]
-
-    def find(self, index: object) -> tuple[MeshParameters, Matrix]:
-        """Return a parameter's mesh, and its matrix with the index 0.
-
-        Raises:
-            ConfigError: there is no such parameter.
-        """
-        for share in self.meshes:
-            if isinstance(index, int) and index in share.matrices:
-                return share, replace(share.matrices[index], index=0)
-        raise ConfigError(
-            f"state['param_idx'] is {index!r}, which is none of the {len(self.params)} parameters that "
-            "assign_fn was called with; the optimizer sets it before each call"
-        )
 
 
 def compared_matrices(

@@ -21,6 +21,7 @@ from ..step.parameter_state import local_part
 from ..worlds.compare import check_lines
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
+from .describe_matrices import TpDim, chosen_tp_dim, plain_tp_dim
 from .dtensor_placements import dtensor_cuts
 from .mesh_parameters import (
     MeshParameters,
@@ -32,7 +33,6 @@ from .mesh_parameters import (
     whole_matrix,
     with_names,
 )
-from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
 """Groups whose ranks must hold the same plain parameters; a user who passes such a group promises this."""
@@ -146,8 +146,14 @@ def _dtensor_matrix(
         group = mesh.get_group(axis)
         if dist.get_world_size(group) == 1:
             continue
-        if _same_ranks(group, independent) is None:
-            cuts.append((_axis_of(crossing, index, axis, group), shard))
+        if (crossed := _same_ranks(group, crossing)) is not None:
+            cuts.append((crossed, shard))
+        elif _same_ranks(group, independent) is None:
+            raise ConfigError(
+                f"{index_name(index)} is cut along {axis!r} over ranks "
+                f"{dist.get_process_group_ranks(group)}, which are none of the groups given "
+                f"({', '.join(crossing) or 'none'}): pass that group too"
+            )
         elif any(other.dim == shard.dim for _, other in cuts):
             raise ConfigError(
                 f"{index_name(index)} is already cut by another axis before {axis!r}, whose ranks are "
@@ -157,16 +163,6 @@ def _dtensor_matrix(
             rank, size = dist.get_rank(group), dist.get_world_size(group)
             shape[shard.dim] = shard.run(shape[shard.dim], rank, size)[1]
     return whole_matrix(index, param, tuple(cuts), tuple(shape))
-
-
-def _axis_of(crossing: Mapping[str, ProcessGroup], index: int, name: str, group: ProcessGroup) -> str:
-    axis = _same_ranks(group, crossing)
-    if axis is None:
-        raise ConfigError(
-            f"{index_name(index)} is cut along {name!r} over ranks {dist.get_process_group_ranks(group)}, "
-            f"which are none of the groups given ({', '.join(crossing) or 'none'}): pass that group too"
-        )
-    return axis
 
 
 def _same_ranks(group: ProcessGroup, groups: Mapping[str, ProcessGroup]) -> str | None:

@@ -261,8 +261,7 @@ def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> 
     bits = [param.clone() for param in model.parameters()]
     torch.manual_seed(0)
     other = build()
-    again = MuonWithAdamW.from_model(other, lr=0.02, parts=PARTS)
-    audit(again, step=lambda: trained(0, other, again))
+    trained(0, other, MuonWithAdamW.from_model(other, lr=0.02, parts=PARTS))
     assert all(map(torch.equal, bits, other.parameters()))  # the audit changes nothing
 
 
@@ -276,7 +275,9 @@ def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(single_process, "newton_schulz_update", twice)
     model = build()
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
-    report = audit(optimizer, step=lambda: trained(0, model, optimizer))
+    seen = audit(optimizer)
+    trained(0, model, optimizer)
+    report = seen.report()
     assert report.miscounted[0] == "6 Newton–Schulz calls at 24 × 24, where 3 are planned"
     assert report.line == f"this is not Muon: {report.miscounted[0]}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +16,17 @@ from muon_tutorial.errors import GradientError, NotFiniteError, UsageError
 from ..oracle import UNEVEN, Ranks, assert_alike, perceptron, seated, whole_gradients
 
 
-def flip_a_sign(grad: Tensor) -> None:
-    grad.data[-1, -1] = -grad.data[-1, -1]
+def flip_a_sign(param: Tensor) -> None:
+    assert param.grad is not None
+    param.grad.data[-1, -1] = -param.grad.data[-1, -1]
 
 
-WRITES: list[Callable[[Tensor], object]] = [
-    lambda grad: grad.data.mul_(0.5),  # old PyTorch style, which moves no version counter
-    lambda grad: grad.clamp_(-1e-3, 1e-3),
-    flip_a_sign,
-]
+WRITES: dict[str, Callable[[Any], object]] = {
+    "scaled": lambda param: param.grad.data.mul_(0.5),  # old PyTorch style, which moves no version counter
+    "clamped": lambda param: param.grad.clamp_(-1e-3, 1e-3),
+    "a sign": flip_a_sign,
+    "another tensor of the same bits": lambda param: setattr(param, "grad", param.grad.clone()),
+}
 
 
 def readied(strategy: str) -> Ranks:
@@ -33,32 +36,16 @@ def readied(strategy: str) -> Ranks:
     return ranks
 
 
-def gradient(ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The first parameter of rank 0 that has a gradient, and the gradient."""
-    return next((param, param.grad) for param in ranks.params[0] if param.grad is not None)
-
-
-def assert_refused(ranks: Ranks) -> None:
+@pytest.mark.parametrize("strategy", ["zero1", "owner"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_on_one_rank_is_refused(write: Callable[[Any], object], strategy: str) -> None:
+    ranks = readied(strategy)
+    write(next(param for param in ranks.params[0] if param.grad is not None))
     before = ranks.held()
     said = "rank 0: gradients have changed since ready_gradients.* call it once per step, after the last"
     with pytest.raises(GradientError, match=said):
         ranks.step()
     assert_alike(ranks.params, before)
-
-
-@pytest.mark.parametrize("strategy", ["zero1", "owner"])
-@pytest.mark.parametrize("write", WRITES, ids=["scaled", "clamped", "a sign"])
-def test_a_write_on_one_rank_is_refused(write: Callable[[Tensor], object], strategy: str) -> None:
-    ranks = readied(strategy)
-    write(gradient(ranks)[1])
-    assert_refused(ranks)
-
-
-def test_another_tensor_of_the_same_bits_is_another_gradient() -> None:
-    ranks = readied("zero1")
-    param, grad = gradient(ranks)
-    param.grad = grad.clone()
-    assert_refused(ranks)
 
 
 def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:

@@ -297,11 +297,12 @@ def test_a_host_that_makes_no_pair_is_refused_and_told_how_to_make_one() -> None
 def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> None:
     qkv, late = nn.Linear(4, 12, bias=False), nn.Linear(4, 8, bias=False)
     model = nn.ModuleDict({"qkv": qkv, "late": late.requires_grad_(False)})
-    parts = {"qkv.weight": ("interleaved", 1, 1, 1), "late.weight": (4, 4)}
-    both = MuonWithAdamW.from_model(model, lr=0.02, parts=parts)
+    parts = {"qkv.weight": ("interleaved", 1, 1, 1), "late.weight": (2, 2)}
+    both = MuonWithAdamW.from_model(model, lr=0.02, parts=parts, transposed=["late.weight"])
     late.requires_grad_(True)
     both.add_param_group({"params": [late.weight]})
-    assert [group["parts"] for group in both.muon.param_groups] == [("interleaved", 1, 1, 1), (4, 4)]
+    found = [(group["parts"], group["transposed"]) for group in both.muon.param_groups]
+    assert found == [(("interleaved", 1, 1, 1), False), ((2, 2), True)]
     before = {name: its.detach().clone() for name, its in model.named_parameters()}
     apart = [nn.Parameter(before["qkv.weight"][i::3].clone()) for i in range(3)]
     made = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -312,13 +313,6 @@ def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> Non
     torch.optim.Muon(apart, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
     assert all(torch.equal(qkv.weight[i::3], part) for i, part in enumerate(apart))
     assert torch.equal(late.weight, before["late.weight"])
-
-
-def test_the_verdicts_know_which_weights_are_stored_transposed() -> None:
-    parts, stored = {"0.weight": (4, 4, 4)}, ["0.weight"]
-    model = nn.Sequential(nn.Linear(12, 4, bias=False))
-    both = MuonWithAdamW.from_model(model, lr=0.02, parts=parts, transposed=stored)
-    assert [(it.parts, it.transposed) for it in both.verdicts.values()] == [((4, 4, 4), True)]
 
 
 def sent_on(first: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:

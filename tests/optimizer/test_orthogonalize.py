@@ -129,20 +129,6 @@ def test_every_strategy_gives_one_process_bits(
     assert all(all(map(torch.equal, params, alone)) for params in ranks)
 
 
-def test_the_name_is_saved_and_a_state_without_one_leaves_it() -> None:
-    params = weights()
-    muon = Muon(params, orthogonalize="gram")
-    stepped(muon, params)
-    saved = copy.deepcopy(muon.state_dict())
-    assert saved["param_groups"][0]["orthogonalize"] == "gram"
-    loaded = Muon(weights())
-    loaded.load_state_dict(saved)
-    assert loaded.param_groups[0]["orthogonalize"] == "gram"
-    del saved["param_groups"][0]["orthogonalize"]
-    muon.load_state_dict(saved)
-    assert muon.param_groups[0]["orthogonalize"] == "gram"
-
-
 def test_an_unknown_name_and_coefficients_beside_a_recipe_are_refused() -> None:
     said = r"must be 'stock', 'auto' or one of float32, gram, .*minimax_bf16, three_steps; got 'fast'"
     with pytest.raises(UsageError, match=said):

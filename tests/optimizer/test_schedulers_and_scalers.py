@@ -19,14 +19,9 @@ from torch.optim import lr_scheduler
 from muon_tutorial import MuonWithAdamW, UsageError, build_mesh, launch
 
 from ..configs.setups import error_of
-from ..oracle import whole
+from ..oracle import perceptron, whole
 
 BIG = 3e38  # in fp32, twice this is infinity
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6, bias=False))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +40,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_that_cycle_momentum_move_adamws_first_beta_too(name: str) -> None:
-    model = network()
+    model = perceptron()
     both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
     scheduler = SCHEDULERS[name](both)
     seen = []
@@ -62,12 +57,12 @@ def test_schedulers_that_cycle_momentum_move_adamws_first_beta_too(name: str) ->
 
 def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
     own: dict[str, Any] = {"muon": {"weight_decay": 0.0}, "adamw": {"betas": (0.9, 0.95)}}
-    both = MuonWithAdamW.from_model(network(), lr=3e-4, **own)
+    both = MuonWithAdamW.from_model(perceptron(), lr=3e-4, **own)
     assert [group["lr"] for group in both.param_groups] == [3e-4, 3e-4]
     assert both.muon.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
     assert both.muon.param_groups[0]["weight_decay"] == 0
     assert both.adamw.param_groups[0]["betas"] == (0.9, 0.95)
-    two = MuonWithAdamW.from_model(network(), lr=0.02, adamw_lr=3e-4)
+    two = MuonWithAdamW.from_model(perceptron(), lr=0.02, adamw_lr=3e-4)
     assert two.defaults["lr"] == 0.02  # which some schedulers ask for
     assert two.muon.param_groups[0]["adjust_lr_fn"] is None
 
@@ -85,12 +80,12 @@ def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:
 
 def test_an_argument_that_is_not_known_is_sent_to_the_one_whose_it_is() -> None:
     with pytest.raises(UsageError, match=r"from_model takes no eps: pass Muon's arguments by muon=\{…\}"):
-        MuonWithAdamW.from_model(network(), lr=0.1, eps=1e-8)
-    both = MuonWithAdamW.from_model(network(), lr=0.1, adamw={"eps": 1e-6})
+        MuonWithAdamW.from_model(perceptron(), lr=0.1, eps=1e-8)
+    both = MuonWithAdamW.from_model(perceptron(), lr=0.1, adamw={"eps": 1e-6})
     assert both.adamw.param_groups[0]["eps"] == 1e-6
 
 
-@pytest.mark.parametrize("model", [nn.LayerNorm(4), network().requires_grad_(False)])
+@pytest.mark.parametrize("model", [nn.LayerNorm(4), perceptron().requires_grad_(False)])
 def test_a_model_without_hidden_matrices_is_sent_to_adamw(model: nn.Module) -> None:
     said = r"has no hidden matrix for Muon: use torch\.optim\.AdamW, or include_frozen=True if .* frozen"
     with pytest.raises(UsageError, match=said):
@@ -107,7 +102,7 @@ def test_a_model_of_matrices_alone_needs_no_adamw() -> None:
 
 
 def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
-    model = network()
+    model = perceptron()
     if layout in ("fsdp2", "hsdp"):
         sizes, names = ((2,), ("dp",)) if layout == "fsdp2" else ((2, 1), ("copy", "shard"))
         fully_shard(model, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
@@ -272,7 +267,7 @@ def test_saving_one_ranks_slice_warns_once_and_names_the_remedy(results: Results
 
 
 def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
-    model = network()
+    model = perceptron()
     both, seen = MuonWithAdamW.from_model(model, lr=0.1), []
     schedulers = [torch.optim.lr_scheduler.StepLR(some, 1) for some in (both.muon, both.adamw)]
     for name in ("muon", "adamw"):
@@ -289,7 +284,7 @@ def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
 
 def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
     """With ``include_frozen=True``, matrices may be frozen at first, so that only a layer's bias trains."""
-    model = network()
+    model = perceptron()
     for param in model.parameters():
         param.requires_grad_(param.ndim == 1)
     both = MuonWithAdamW.from_model(model, lr=0.1, include_frozen=True)

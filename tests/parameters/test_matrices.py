@@ -17,9 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from muon_tutorial import Coordinate, Grid, Muon, Shard, build_mesh, launch
 from muon_tutorial.errors import GradientError, StrategyError, UsageError
-from muon_tutorial.parameters.describe_matrices import describe_matrices
-from muon_tutorial.parameters.tensor_parallel import TpDim
-from muon_tutorial.plan.matrix import Cut, Matrix
+from muon_tutorial.parameters.describe_matrices import TpDim, describe_matrices
+from muon_tutorial.plan.matrix import Matrix
 
 Groups = list[dict[str, Any]]
 DP2_TP2 = Grid.of(dp=2, tp=2)
@@ -42,23 +41,26 @@ def described(param: nn.Parameter, at: Coordinate, tp_dim: Any = 0) -> Matrix:
 
 
 @pytest.mark.parametrize(
-    ("tp_dim", "cuts", "shape"),
+    ("tp_dim", "marks", "dim", "shape"),
     [
-        (0, (("tp", Shard(0)),), (6, 4)),
-        (1, (("tp", Shard(1)),), (3, 8)),
-        (None, (), (3, 4)),
-        ({0: 1}, (("tp", Shard(1)),), (3, 8)),
-        ({0: None}, (), (3, 4)),
-        (lambda index, param: param.ndim - 1 + index, (("tp", Shard(1)),), (3, 8)),
-        (lambda index, param: None, (), (3, 4)),
+        (0, {}, 0, (6, 4)),
+        (1, {}, 1, (3, 8)),
+        (None, {}, None, (3, 4)),
+        ({0: 1}, {}, 1, (3, 8)),
+        ({0: None}, {}, None, (3, 4)),
+        (lambda index, param: param.ndim - 1 + index, {}, 1, (3, 8)),
+        (lambda index, param: None, {}, None, (3, 4)),
+        (0, {"partition_dim": 1}, 1, (3, 8)),
+        (1, {"partition_dim": 0}, 0, (6, 4)),
+        (0, {"partition_dim": -1}, None, (3, 4)),
+        (0, {"partition_dim": None}, 0, (6, 4)),
     ],
-    ids=["0", "1", "None", "mapping", "mapping to None", "function", "function to None"],
 )
-def test_tp_dim_says_how_a_plain_parameter_was_cut(
-    tp_dim: Any, cuts: tuple[Cut, ...], shape: tuple[int, int]
+def test_its_partition_dim_or_else_tp_dim_says_how_a_plain_parameter_was_cut(
+    tp_dim: Any, marks: dict[str, Any], dim: int | None, shape: tuple[int, int]
 ) -> None:
-    matrix = described(weight(3, 4), Grid.of(tp=2).at(1), tp_dim)
-    assert (matrix.cuts, matrix.shape) == (cuts, shape)
+    matrix = described(weight(3, 4, **marks), Grid.of(tp=2).at(1), tp_dim)
+    assert (matrix.cuts, matrix.shape) == (() if dim is None else (("tp", Shard(dim)),), shape)
 
 
 def test_a_mapping_and_a_function_go_by_the_parameters_place_in_all_groups() -> None:
@@ -67,11 +69,6 @@ def test_a_mapping_and_a_function_go_by_the_parameters_place_in_all_groups() -> 
         found = describe_matrices(groups, Grid.of(tp=2).at(0), tp_dim)
         assert [matrix.shape for matrix in found] == [(4, 2), (2, 2), (2, 4)]
         assert [(matrix.index, matrix.group) for matrix in found] == [(0, 0), (1, 0), (2, 1)]
-
-
-@pytest.mark.parametrize(("mark", "shape"), [(1, (3, 8)), (0, (6, 4)), (-1, (3, 4)), (None, (6, 4))], ids=str)
-def test_a_parameters_own_partition_dim_goes_first(mark: int | None, shape: tuple[int, int]) -> None:
-    assert described(weight(3, 4, partition_dim=mark), Grid.of(tp=2).at(0), tp_dim=0).shape == shape
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
