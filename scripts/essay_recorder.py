@@ -76,7 +76,7 @@ def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
     matrices = {
         matrix: {
             "momentum": boxes(holdings.momentum_holdings(plan, index)),
-            "workers": [held.rank for held in holdings.compute_holdings(plan, index) if held.boxes],
+            "workers": list(plan.workers(index)),
         }
         for index, matrix in enumerate(MATRICES)
     }
@@ -84,9 +84,9 @@ def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
     return {"matrices": matrices, "sent": bill.total, "state": bill.state}
 
 
-def boxes(held: Sequence[holdings.RankBoxes]) -> list[list[list[int]]]:
+def boxes(held: Sequence[holdings.Boxes]) -> list[list[list[int]]]:
     """For each rank, its boxes, each as [first row, first column, rows, columns]."""
-    return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
+    return [[[*box.offset, *box.shape] for box in mine if box.numel] for mine in held]
 
 
 def film_data(run: StepRecording, matrix: str) -> dict[str, Any]:

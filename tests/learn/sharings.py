@@ -11,28 +11,15 @@ from torch import Tensor
 
 from muon_tutorial import Muon, build_mesh, zeropower_via_newtonschulz
 from muon_tutorial.learn.first_muon import on_ranks as sharing
+from muon_tutorial.learn.first_muon.on_ranks import fill
 
 Parameters = list[torch.nn.Parameter]
-
-
-def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
-    """A rank's buffer before the sum. With ``skips``, a missing gradient does not advance the offset."""
-    flat, offset = torch.zeros(sharing.LENGTH, dtype=torch.bfloat16), 0
-    for number, parameter in enumerate(parameters):
-        mine = number % ranks == rank
-        if mine and parameter.grad is not None:
-            update = zeropower_via_newtonschulz(parameter.grad)
-            flat[offset : offset + parameter.numel()] = update.flatten()
-        elif mine and skips:
-            continue
-        offset += parameter.numel()
-    return flat
 
 
 def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
     """Wrong: gathers, and throws away the other ranks' parts."""
     sharing.gathered(parameters, rank, ranks)
-    return fill(parameters, rank, ranks, skips=False)
+    return fill(parameters, rank, ranks)
 
 
 def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) -> Any:
@@ -45,7 +32,7 @@ def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) ->
 
 
 def gathers_unequal_segments(parameters: Parameters, rank: int, ranks: int) -> Any:
-    mine = fill(parameters, rank, ranks, skips=False)[: 1024 * (rank + 1)]
+    mine = fill(parameters, rank, ranks)[: 1024 * (rank + 1)]
     segments = [torch.empty_like(mine) for _ in range(ranks)]
     dist.all_gather(segments, mine)
     return torch.cat(segments)
@@ -61,7 +48,7 @@ def early(parameters: Parameters, rank: int, ranks: int) -> Any:
 
 
 def solution(parameters: Parameters, rank: int, ranks: int) -> Any:
-    return summed(fill(parameters, rank, ranks, skips=False))
+    return summed(fill(parameters, rank, ranks))
 
 
 def present(parameters: Parameters) -> Parameters:
@@ -70,6 +57,11 @@ def present(parameters: Parameters) -> Parameters:
 
 def drops_it_from_the_list(parameters: Parameters, rank: int, ranks: int) -> Any:
     return summed(torch.zeros(sum(parameter.numel() for parameter in present(parameters))).bfloat16())
+
+
+def as_long(flat: Tensor) -> Tensor:
+    """A buffer that is too short, with zeros at its end."""
+    return torch.cat([flat, flat.new_zeros(sharing.LENGTH - len(flat))])
 
 
 def moves_the_offset_first(parameters: Parameters, rank: int, ranks: int) -> Any:
@@ -96,45 +88,37 @@ def gives_up(parameters: Parameters, rank: int, ranks: int) -> Any:
 def gathered(parameters: Parameters, rank: int, ranks: int) -> Any:
     """Right, by all_gather: takes each place from its owner's buffer."""
     all_flat = [torch.zeros(sharing.LENGTH, dtype=torch.bfloat16) for _ in range(ranks)]
-    dist.all_gather(all_flat, fill(parameters, rank, ranks, skips=False))
+    dist.all_gather(all_flat, fill(parameters, rank, ranks))
     return torch.cat([all_flat[place.owner(ranks)][place.slice] for place in sharing.PLACES])
 
 
 def one_by_one(parameters: Parameters, rank: int, ranks: int) -> Any:
     """Right, with a message for each matrix."""
-    flat = fill(parameters, rank, ranks, skips=False)
+    flat = fill(parameters, rank, ranks)
     return torch.cat([summed(flat[place.slice].clone()) for place in sharing.PLACES])
 
 
-def with_a_flag(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Right, and also counts missing gradients, as the package does."""
-    flat = solution(parameters, rank, ranks)
-    dist.all_reduce(torch.tensor([float(parameter.grad is None) for parameter in parameters]))
-    return flat
-
-
 def takes_the_largest(parameters: Parameters, rank: int, ranks: int) -> Any:
-    flat = fill(parameters, rank, ranks, skips=False).float()
+    flat = fill(parameters, rank, ranks).float()
     dist.all_reduce(flat, op=dist.ReduceOp.MAX)
     return flat
 
 
 RIGHT: dict[str, Callable] = {
     "solution": solution,
-    "in float32": lambda mine, rank, ranks: summed(fill(mine, rank, ranks, skips=False).float()),
+    "in float32": lambda *given: summed(fill(*given).float()),
     "the reference": sharing.share,
     "gathered": gathered,
     "one by one": one_by_one,
-    "with a flag": with_a_flag,
 }
 KEEPS = "Rank 1 has the update, but rank 0 never got it. Which call adds up the buffers?"
 WRONG: list[tuple[Any, str]] = [
     (early, "which is 1,024 too early"),
-    (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
+    (fill, KEEPS),
     (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
-    (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
+    (lambda mine, *_: summed(fill(mine, 0, 1)), "added up"),
     (drops_it_from_the_list, "rank 1: 23,552 entries of bfloat16"),
-    (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
+    (lambda mine, *at: summed(as_long(fill(present(mine), *at))), "first wrong place"),
     (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
     (sends_the_gradient, "are not Newton–Schulz of the gradient of q1"),
     (takes_the_largest, "Rank 0 had handed over its update: does a sum come back?"),

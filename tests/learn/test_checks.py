@@ -14,11 +14,14 @@ import torch
 
 from muon_tutorial.learn import (
     cuts,
+    first_look,
     first_muon,
     five_products,
+    my_loop,
     own_sharding,
     shards_alone,
     the_grid,
+    the_mirror,
     why_muon,
     zero1_buffer,
 )
@@ -32,7 +35,7 @@ from muon_tutorial.learn.many_ranks import exercises as many_ranks
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import compare, is_same
 
-from .answers import assert_wrong
+from .answers import assert_quiz, assert_wrong
 
 WRITTEN: list[Callable[[], Exercise]] = [
     partial(bill.bill_exercise, 2, 2),
@@ -125,6 +128,30 @@ def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(ma
 def test_values_are_compared_however_they_are_held(mine: object, right: object, passed: bool) -> None:
     assert guesses(("it", right, "Look.")).check(mine).passed is passed
     assert written(lambda: right, [()], say="it").check(lambda: mine).passed is passed
+
+
+QUIZZES: list[tuple[Callable[[], Exercise], dict[str, float]]] = [
+    (partial(collectives.quiz, 2), {"messages": 2, "share": 0.5, "bytes": 3_500_000}),
+    (partial(collectives.quiz, 6), {"messages": 10, "share": 0.5, "bytes": 3_500_000}),
+    (partial(cuts.quiz, 2, 3), {"columns": 2, "kept": 28, "torn": 2}),
+    (partial(cuts.quiz, 3, 1), {"columns": 10, "kept": 47, "torn": 2}),
+    (partial(cuts.quiz, 2, 7), {"columns": 0, "kept": 14, "torn": 2}),
+    (partial(early_return.quiz, 3), {"window 4": 14, "held": 3, "exposed": 2}),
+    (lambda: first_look.quiz(first_look.plan_of(4, 1)), {"copies": 5, "kept": 768}),
+    (lambda: first_look.quiz(first_look.plan_of(2, 3)), {"copies": 3, "kept": 528}),
+    (partial(first_muon.quiz, 3), {"zeros": 20_480, "busiest": 1.8, "bytes": 40_960}),
+    (my_loop.quiz, {"twice": 3, "files": 8, "too_long": 3}),
+    (own_sharding.quiz, {"empty": 3, "step": 2}),
+    (partial(the_grid.quiz, 2, 3), {"groups": 5, "number": 2, "shared": 1}),
+    (partial(the_grid.quiz, 3, 1), {"groups": 4, "number": 0, "shared": 1}),
+    (lambda: the_mirror.quiz(the_mirror.plan_of(2, 2)), {"requests": 5, "whole": 4}),
+    (lambda: the_mirror.quiz(the_mirror.plan_of(3, 2)), {"requests": 4, "whole": 2}),
+]
+
+
+@pytest.mark.parametrize(("make", "right"), QUIZZES)
+def test_a_quiz_knows_right_from_wrong(make: Callable, right: dict[str, float]) -> None:
+    assert_quiz(make(), right)
 
 
 def no_negative(value: int) -> str | None:

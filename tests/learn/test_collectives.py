@@ -16,7 +16,7 @@ from torch import Tensor
 from muon_tutorial.learn import collectives
 from muon_tutorial.learn.collectives.messages import PieceContent, content_of, fill
 
-from .answers import PASSES, assert_quiz, judged, message_of_wrong
+from .answers import judged, message_of_wrong
 
 
 def made(
@@ -120,14 +120,10 @@ def test_ranks_that_wait_for_each_other_or_for_no_handle_are_told() -> None:
 
 def test_the_sum_of_the_reader_passes_and_says_its_bytes_beside_par() -> None:
     exercise = collectives.check_reduce_scatter(4)
-    verdict = exercise.check(reduce_scatter)
+    verdict = exercise.check(collectives.ring_reduce_scatter)
     assert verdict
     assert "Yours takes 24576 bytes in its all_reduce; par is 24576." in verdict.message
     assert "Yours takes 61440 bytes in its all_reduce; par is 24576." in exercise.check(fetches_all).message
-
-
-def reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
-    return collectives.ring_reduce_scatter(pieces, rank, ranks)
 
 
 def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
@@ -187,13 +183,8 @@ def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(wrong: Callable, me
     assert verdict.picture is not None
 
 
-def seconds(size: float, ranks: int, latency: float, bandwidth: float) -> float:
-    return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
-
-
-test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (partial(collectives.check_ring, 3, timeout=5.0), WRONG_RINGS),
-    (collectives.check_seconds, [(seconds, PASSES)]),
+test_a_wrong_ring_is_told_what_is_wrong_with_it = judged(
+    (partial(collectives.check_ring, 3, timeout=5.0), WRONG_RINGS)
 )
 
 
@@ -204,14 +195,6 @@ def test_a_broadcast_sends_the_whole_tensor() -> None:
 def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:
     run = collectives.run_setting(lambda mine, rank, ranks, first: mine, ("send",) * 4, "gloo")
     assert not collectives.has_arrived(run)
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 6])
-def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
-    count = 2 * (ranks - 1)
-    assert collectives.guess_bytes(ranks).check(count, count * 4096)
-    assert collectives.guess_stuck().check(2)
-    assert_quiz(collectives.quiz(ranks), {"messages": count, "share": 0.5, "bytes": 3_500_000})
 
 
 def test_a_wire_is_fitted_through_exact_times_and_never_negative() -> None:

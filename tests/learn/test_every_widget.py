@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from muon_tutorial.learn.pictures.picture import Picture
-from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, choice, play, show, slider, stops
+from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, choice, play, slider, stops
 from scripts.notebooks import read_text, sources
 from scripts.shells import displayed, widget_cells
 
@@ -133,13 +133,6 @@ def test_moving_a_control_draws_anew_and_a_drawing_that_raises_shows_its_error_a
     assert "three cannot be drawn" in shell.canvas.value
     shell.controls["number"].value = 4
     assert 'alt="picture 4"' in shell.canvas.value
-
-
-def test_without_widgets_the_still_is_shown_and_a_choice_is_one_button_an_option() -> None:
-    assert show(draw, STILL, live=False, number=slider("number", last=5)) is STILL
-    ranks = choice("rank", {"rank 0": 0, "rank 1": 1})
-    assert [value for _, value in ranks.options] == [0, 1]
-    assert ranks.value == 0
 
 
 def test_each_frame_is_drawn_once_however_often_it_is_played() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from muon_tutorial.learn.pictures import colours
-from muon_tutorial.learn.pictures.holdings import RankBoxes, name_contents, say_held
+from muon_tutorial.learn.pictures.holdings import name_contents, say_held
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)
@@ -37,11 +37,10 @@ def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
 
 
 def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
-    assert say_held(RankBoxes(0, (Box((0, 0), SHAPE),)), SHAPE) == "the whole matrix"
+    assert say_held((Box((0, 0), SHAPE),), SHAPE) == "the whole matrix"
     past_the_end = Box((12, 0), (0, 8))
-    assert say_held(RankBoxes(1, (past_the_end,)), SHAPE) == "nothing"
-    assert say_held(RankBoxes(1, ()), SHAPE) == "nothing"
-    one_row = RankBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end))
+    assert say_held((past_the_end,), SHAPE) == say_held((), SHAPE) == "nothing"
+    one_row = (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end)
     assert say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1"
 
 

@@ -19,7 +19,7 @@ from muon_tutorial.learn.my_loop.port import Port, RunJob
 from muon_tutorial.learn.my_loop.trials import PortReport
 
 from . import ports
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_wrong, message_of_wrong
 
 JOB = RunJob(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}
@@ -137,10 +137,6 @@ def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
     ends = [life.last.losses[5], others.undisturbed.last.losses[5]]
     assert ends[0] == pytest.approx(ends[1], abs=1e-2)
     assert "run, the end of the run: the same bits in" in lesson.draw_bits(bits).alt
-
-
-def test_the_quiz_knows_right_from_wrong() -> None:
-    assert_quiz(lesson.quiz(), {"twice": 3, "files": 8, "too_long": 3})
 
 
 def test_one_process_runs_the_same_four_functions_without_any_rank(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from muon_tutorial import Grid
 from muon_tutorial.learn import the_grid as lesson
 
-from .answers import PASSES, assert_quiz, judged
+from .answers import PASSES, judged
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (1, 1)]
 
@@ -63,16 +63,6 @@ WRONG_GROUPS = [
     (made([[0, 3]]), "return two lists"),
     (lambda dp, tp: dp / 0, "ZeroDivisionError"),
 ]
-
-
-@pytest.mark.parametrize("dp_tp", GRIDS)
-def test_the_prediction_and_the_quiz_know_right_from_wrong(dp_tp: tuple[int, int]) -> None:
-    dp, tp = dp_tp
-    at = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
-    column, row = list(at.group("dp")), list(at.group("tp"))
-    assert lesson.predict(dp, tp).check(column, row)
-    assert lesson.predict(dp, tp).check(set(column), tuple(row))
-    assert_quiz(lesson.quiz(dp, tp), {"groups": dp + tp, "number": tp - 1, "shared": 1})
 
 
 def mismatch(lists: list) -> int | None:

@@ -20,7 +20,7 @@ from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.recording import LAST, StepRecording, Tile, dumps, load, loads
 
-from .answers import PASSES, assert_quiz, assert_wrong, judged
+from .answers import PASSES, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -245,11 +245,6 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int) -> None:
 def test_a_tp_that_leaves_uneven_pieces_is_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="tp = 3 does not divide the sides that it cuts; take 1, 2 or 4"):
         lesson.all_exercises(lesson.plan_of(2, 3), 0)
-
-
-@pytest.mark.parametrize(("dp", "tp", "requests", "whole"), [(2, 2, 5, 4), (3, 2, 4, 2)])
-def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole: int) -> None:
-    assert_quiz(lesson.quiz(lesson.plan_of(dp, tp)), {"requests": requests, "whole": whole})
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])

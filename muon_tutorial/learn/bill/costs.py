@@ -67,7 +67,6 @@ def gpt_matrices(
 
 
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
-    """For each of ``BUILDERS``, its plan of the three small matrices."""
     return {name: build(small_matrices(), Grid.of(dp=dp, tp=tp)) for name, build in BUILDERS.items()}
 
 
@@ -102,9 +101,9 @@ def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
     return StepBill(name, sent, plan_memory(plan, at).momentum)
 
 
-def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
+def adamw_bill(plan: Plan) -> StepBill:
     """The bill of ZeRO-1 AdamW over the buckets of a ``zero1`` plan; its state is two moments per entry."""
-    at = plan.grid.at(rank)
+    at = plan.grid.at(0)
     each = rho(at.size("dp")) * entries_of_rank(plan)
     travels = {"gradient reduce_scatter": "gradient", "parameter all_gather": "parameter"}
     sent = {phase: int(each * _item(plan, route)) for phase, route in travels.items()}

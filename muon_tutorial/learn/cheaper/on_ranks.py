@@ -46,7 +46,6 @@ def matrices_of(dtype: torch.dtype) -> list[Matrix]:
 
 
 def plan_of(dp: int, tp: int, dtype: torch.dtype = torch.float32) -> Plan:
-    """A ``zero1`` plan of the three matrices."""
     return zero1(matrices_of(dtype), Grid.of(dp=dp, tp=tp))
 
 

@@ -44,11 +44,11 @@ def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
     return TraceEvent(name, sort, begin * US, duration * US, place, track, {})
 
 
-def one_collective(begin: int, duration: int, asked: int = 300) -> list[TraceEvent]:
+def one_collective(begin: int, duration: int) -> list[TraceEvent]:
     """One all_gather as a profiler logs it: two events for its launch, two for its run."""
     return [
-        event("c10d::_allgather_base_", "launch", begin - asked, 103),
-        event("nccl:_all_gather_base", "cpu annotation", begin - asked + 26, 64),
+        event("c10d::_allgather_base_", "launch", begin - 300, 103),
+        event("nccl:_all_gather_base", "cpu annotation", begin - 274, 64),
         event("nccl:_all_gather_base", "gpu annotation", begin, duration),
         event(GATHER, "kernel", begin, duration),
     ]
@@ -124,7 +124,6 @@ def waited(flights: Sequence[Flight]) -> dict[int, int]:
 
 
 def collectives_of(timeline: Timeline) -> list[list[Flight]]:
-    """The flights of a timeline, grouped by collective."""
     found: dict[tuple[tuple[int, ...], int], list[Flight]] = defaultdict(list)
     for times in timeline.ranks:
         for flight in times.flights:

@@ -47,7 +47,6 @@ class Lesson:
 
     @property
     def name(self) -> str:
-        """Number and title, as in its heading."""
         return f"{self.number} · {self.title}"
 
 
@@ -129,7 +128,6 @@ def link(to: Lesson, text: str = "", folder: str = "") -> str:
 
 
 def neighbours(of: Lesson) -> tuple[Lesson | None, Lesson | None]:
-    """The lesson before and the lesson after."""
     place = LESSONS.index(of)
     before = LESSONS[place - 1] if place else None
     after = LESSONS[place + 1] if place + 1 < len(LESSONS) else None

@@ -297,7 +297,6 @@ def torn_exercise() -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: pieces, shapes, layers, holders, torn heads, qkv, quiz."""
     layers, holders = layers_exercise(dp, tp, backend), holders_exercise(dp, tp)
     fused = torn_exercise(), qkv_exercise()
     return pieces_exercise(tp), shapes_exercise(), layers, holders, *fused, quiz(dp, tp)

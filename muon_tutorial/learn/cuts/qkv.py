@@ -25,7 +25,6 @@ class FusedRows:
 
     @property
     def rows(self) -> int:
-        """Rows of q, k and v together."""
         return 3 * self.heads * self.size
 
     def holders(self, part: int, head: int) -> list[int]:
@@ -45,7 +44,6 @@ class FusedRows:
         return [head for head in range(self.heads) if len(self.ranks_of(head)) > 1]
 
     def name(self, row: int) -> str:
-        """A row in words."""
         part, row = divmod(row, self.heads * self.size)
         return f"row {row} of {PARTS[part]}"
 
@@ -68,7 +66,6 @@ def cut_fused(rows_of: RowsOf, tp: int) -> FusedRows:
 
 
 def count_torn(tp: int) -> int:
-    """The number of torn heads if q, k and v are each cut."""
     return len(cut_fused(rows_of_each, tp).torn())
 
 

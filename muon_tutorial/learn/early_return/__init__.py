@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from .. import names_in
 
-__getattr__, __dir__ = names_in(
-    __name__, "loops on_ranks missing_wait pipelines recomputing steps exercises pictures"
-)
+__getattr__, __dir__ = names_in(__name__, "loops on_ranks missing_wait pipelines steps exercises pictures")

@@ -14,8 +14,7 @@ from . import loops
 from .loops import Loop, LoopTimes, one_by_one, prefetch, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
 from .pictures import draw_loops, draw_program
-from .pipelines import Schedule, most_kept, one_f_one_b
-from .recomputing import recomputing_exercise
+from .pipelines import Schedule, most_kept, one_f_one_b, recomputing_exercise
 
 COUNT = 4
 QUICK, SLOW = LoopTimes.alike(COUNT, 2, 3), LoopTimes.alike(COUNT, 5, 3)
@@ -214,7 +213,6 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: makespan, prefetch, wait, pipeline, recomputing, quiz, recording."""
     ahead, find = prefetch_exercise(ranks, seed), wait_exercise(ranks)
     last = pipeline_exercise(), recomputing_exercise(), quiz(ranks), recorded_exercise()
     return makespan_exercise(), ahead, find, *last

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -72,19 +73,6 @@ def _walk_loop(
 
 
 @dataclass(eq=False)
-class _Carried:
-    """An exchange on a slow link. It is done when the link is done with it."""
-
-    future: Future[None]
-
-    def wait(self) -> None:
-        self.future.result()
-
-    def get_future(self) -> Future[None]:
-        return self.future
-
-
-@dataclass(eq=False)
 class SlowLink:
     """A rank's own link, on which each exchange takes at least ``seconds``, and which carries one at a time.
 
@@ -97,10 +85,10 @@ class SlowLink:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def __call__(self, request: Collective, received: Tensor, group: Any, async_op: bool) -> Any:
-        carried = _Carried(self._thread.submit(self._carry, self.call(request, received, group, True)))
+        carried = self._thread.submit(self._carry, self.call(request, received, group, True))
         if async_op:
-            return carried
-        carried.wait()
+            return SimpleNamespace(wait=carried.result, get_future=lambda: carried)
+        carried.result()
         return None
 
     def _carry(self, work: Any) -> None:

@@ -56,13 +56,11 @@ class MistakeError(Exception):
     """A sentence that says what is wrong with an answer. A judge may raise it instead of returning it."""
 
 
-_SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
-
-
 @dataclass(frozen=True, slots=True)
 class VerdictLook:
-    """How a verdict looks in HTML: its CSS class on web pages, its mark and its colours."""
+    """How a verdict looks: its words, its CSS class on web pages, its mark and its colours."""
 
+    said: str
     name: str
     mark: str
     edge: str
@@ -75,9 +73,9 @@ class VerdictLook:
 
 
 LOOKS = {
-    True: VerdictLook("right", "✓", RIGHT, RIGHT_FILL),
-    False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
-    None: VerdictLook("open", "…", QUIET, EMPTY),
+    True: VerdictLook("Right.", "right", "✓", RIGHT, RIGHT_FILL),
+    False: VerdictLook("Not yet.", "wrong", "✗", WRONG, WRONG_FILL),
+    None: VerdictLook("No answer yet.", "open", "…", QUIET, EMPTY),
 }
 """The look of each verdict: the answer passed (True), failed (False), or is missing (None)."""
 
@@ -95,12 +93,12 @@ class AnswerVerdict:
 
     def __repr__(self) -> str:
         drawn = f" {self.picture.alt}" if self.picture else ""
-        said = f"{_SAID[self.passed]} {self.message}{drawn}"
+        said = f"{LOOKS[self.passed].said} {self.message}{drawn}"
         return textwrap.fill(said.strip(), 100, break_on_hyphens=False)
 
     def _repr_html_(self) -> str:
         look = LOOKS[self.passed]
-        said = f"<b>{look.mark} {_SAID[self.passed]}</b> {html.escape(self.message)}"
+        said = f"<b>{look.mark} {look.said}</b> {html.escape(self.message)}"
         drawn = self.picture.html if self.picture else ""
         return f'<div style="{look.style}">{said}</div>{drawn}'
 

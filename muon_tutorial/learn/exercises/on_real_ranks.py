@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,6 +86,19 @@ def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
         yield
 
 
+def handed_over(call: Callable[..., Any], *given: Any, **named: Any) -> Tensor:
+    """The tensor that a rank hands over in a call of ``torch.distributed``."""
+    arguments = inspect.signature(call).bind(*given, **named).arguments
+    return arguments["input_tensor" if "input_tensor" in arguments else "tensor"]
+
+
+def ring_sent(kind: str, size: int, ranks: int) -> int:
+    """Bytes that a rank sends in a ring if it hands ``size`` bytes to a collective."""
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) * size // ranks
+    return size * (ranks - 1) if kind.startswith("all_gather") else size * (ranks > 1)
+
+
 def check_alike(tensor: Tensor | None, group: dist.ProcessGroup | None = None) -> None:
     """Raise MismatchError if a group's ranks bring different sizes or dtypes to their next collective.
 
@@ -103,8 +117,12 @@ def judge_on_ranks(
     play: Callable[[Any], AnyRun],
     judge_run: Callable[[AnyRun], str | Diagnosis | None],
     say: Callable[[RankFailedError], str] = say_failure,
+    hint: str = "",
 ) -> Judge:
-    """A judge that runs the reader's function on real ranks; ``say`` describes a run that failed."""
+    """A judge that runs the reader's function on real ranks. ``say`` describes a run that failed.
+
+    An error says more than a hint about the algorithm, so after a failed run there is only ``hint``.
+    """
 
     def judge(function: Any) -> str | Diagnosis | None:
         if not callable(function):
@@ -112,7 +130,7 @@ def judge_on_ranks(
         try:
             run = play(function)
         except RankFailedError as error:
-            return Diagnosis(say(error), ("",))  # the error says more than a hint about the algorithm
+            return Diagnosis(say(error), (hint,))
         if is_stub(run):
             raise OpenAnswerError
         return judge_run(run)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import Grid, Plan
 from ...plan.layout import Box
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, numbers, value_of
-from ..pictures.holdings import RankBoxes, say_held
+from ..pictures.holdings import Boxes, say_held
 from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
@@ -97,10 +97,10 @@ def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:
 def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
     """What is wrong with the piece of ``rank``, and a picture of all pieces."""
     whole, tp, at = weight(0), grid.size("tp"), grid.at(rank)
-    held = [RankBoxes(each, _found_in(whole, mine)) for each, mine in enumerate(given)]
+    held = [_found_in(whole, mine) for mine in given]
     picture = draw_grid(grid, held, "What your function takes", "grey: not taken", "first_look-taken")
     due = my_columns(whole, rank, tp)
-    if not held[rank].boxes:
+    if not held[rank]:
         what = f"{at} gets a tensor of shape {tuple(given[rank].shape)} that is no block of the matrix."
         return Diagnosis(what, (CUT_HINT,), picture)
     said = f"{at} gets {say_held(held[rank], SHAPE)}"
@@ -111,7 +111,7 @@ def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
     return Diagnosis(f"{said}: they belong to another place along tp.", (TP_HINT,), picture)
 
 
-def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
+def _found_in(whole: Tensor, piece: Tensor) -> Boxes:
     """The box of the whole matrix that equals ``piece``; empty if there is none."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or not piece.numel():
         return ()
@@ -146,7 +146,6 @@ def check_join(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: columns, momentum, the whole, quiz."""
     dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
     return check_columns(dp, tp), check_momentum(dp, tp), check_join(dp, tp), quiz(plan)
 

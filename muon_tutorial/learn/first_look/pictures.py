@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
-from ..pictures import holdings
 from ..pictures.colours import EMPTY, QUIET, rank_colour
-from ..pictures.holdings import Piece, RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
+from ..pictures.holdings import Boxes, Piece, momentum_holdings, name_contents, say_held, weight_holdings
 from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
 from ..widgets.shell import Shell, play
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
@@ -44,11 +43,10 @@ class FilmMoment:
 def moments_of(plan: Plan) -> list[FilmMoment]:
     """The moments of one step, from the weight before it to the weight after it."""
     grid = plan.grid
-    weight, kept = (tuple(map(_pieces, held)) for held in (weight_holdings(plan), momentum_holdings(plan)))
+    weight, kept = _pieces(weight_holdings(plan)), _pieces(momentum_holdings(plan))
     columns = tuple(tuple(each for r in grid.at(rank).group("dp") for each in kept[r]) for rank in grid.ranks)
     joined = [tuple(each for r in grid.at(rank).group("tp") for each in columns[r]) for rank in grid.ranks]
-    works = holdings.compute_holdings(plan)
-    whole = tuple(joined[held.rank] if held.boxes else columns[held.rank] for held in works)
+    whole = tuple(joined[rank] if rank in plan.workers(0) else columns[rank] for rank in grid.ranks)
     down, across = _sent(plan, "dp", kept), _sent(plan, "tp", columns)
     pairs = ((rank, peer) for rank in grid.ranks for peer in grid.at(rank).group("dp") if peer != rank)
     towards = tuple(MovingPiece(Piece(each.box, p), p, rank) for rank, p in pairs for each in kept[rank])
@@ -64,8 +62,8 @@ def moments_of(plan: Plan) -> list[FilmMoment]:
     ]
 
 
-def _pieces(held: RankBoxes) -> tuple[Piece, ...]:
-    return tuple(Piece(box, held.rank) for box in held.boxes if box.numel)
+def _pieces(held: Sequence[Boxes]) -> tuple[tuple[Piece, ...], ...]:
+    return tuple(tuple(Piece(box, rank) for box in mine if box.numel) for rank, mine in enumerate(held))
 
 
 def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[MovingPiece, ...]:
@@ -121,19 +119,19 @@ def picture_of_momentum(plan: Plan) -> Picture:
     return draw_grid(plan.grid, held, "The momentum", "grey: not here", "first_look-momentum")
 
 
-def draw_grid(grid: Grid, held: Sequence[RankBoxes], title: str, what: str, name: str) -> Picture:
+def draw_grid(grid: Grid, held: Sequence[Boxes], title: str, what: str, name: str) -> Picture:
     """One matrix per rank of a grid, coloured where the rank holds it, with the grid's axes."""
     place = _place(grid, 84, 108, 780)
     figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 4))
     heading(axes, title, what)
     _write_axes(axes, place)
-    for item in held:
-        label = f"rank {item.rank}"
-        if item.boxes and place.width >= 180:
-            last = max(box.offset[1] + box.shape[1] for box in item.boxes) - 1
-            label += f": columns {min(box.offset[1] for box in item.boxes)}–{last}"
-        _draw_rank(axes, place, item.rank, [Piece(box, item.rank) for box in item.boxes], label)
-    said = "; ".join(f"{grid.at(item.rank)} holds {say_held(item, SHAPE)}" for item in held)
+    for rank, boxes in enumerate(held):
+        label = f"rank {rank}"
+        if boxes and place.width >= 180:
+            last = max(box.offset[1] + box.shape[1] for box in boxes) - 1
+            label += f": columns {min(box.offset[1] for box in boxes)}–{last}"
+        _draw_rank(axes, place, rank, [Piece(box, rank) for box in boxes], label)
+    said = "; ".join(f"{grid.at(rank)} holds {say_held(boxes, SHAPE)}" for rank, boxes in enumerate(held))
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
 
@@ -236,20 +234,18 @@ def _say_frame(film: StepFilm, moment: int) -> str:
     said = f"{number + 1} · {now.title}: {now.what}."
     if gone < 1:
         return f"{said} {len(now.flights)} pieces have gone {gone:.0%} of their way, all at once."
-    held = (RankBoxes(rank, tuple(p.box for p in pieces)) for rank, pieces in enumerate(now.held))
-    parts = (f"rank {item.rank} holds {_say_pieces(item)}" for item in held)
+    parts = (f"rank {rank} holds {_say_pieces(pieces)}" for rank, pieces in enumerate(now.held))
     return f"{said} {'; '.join(parts)}. {_say_letters(film, now)}".strip()
 
 
-def _say_pieces(held: RankBoxes) -> str:
-    """What a rank holds, in words. Pieces that form the whole matrix, or whole columns, count as one."""
-    if sum(box.numel for box in held.boxes) == SHAPE[0] * SHAPE[1]:
-        return "the whole matrix"
-    left = min((box.offset[1] for box in held.boxes), default=0)
-    right = max((box.offset[1] + box.shape[1] for box in held.boxes), default=0)
-    if sum(box.numel for box in held.boxes) == SHAPE[0] * (right - left):
-        return say_held(RankBoxes(held.rank, (Box((0, left), (SHAPE[0], right - left)),)), SHAPE)
-    return say_held(held, SHAPE)
+def _say_pieces(pieces: Sequence[Piece]) -> str:
+    """What a rank holds, in words. Pieces that form whole columns, or the whole matrix, count as one."""
+    boxes = tuple(piece.box for piece in pieces)
+    left = min((box.offset[1] for box in boxes), default=0)
+    right = max((box.offset[1] + box.shape[1] for box in boxes), default=0)
+    if boxes and sum(box.numel for box in boxes) == SHAPE[0] * (right - left):
+        boxes = (Box((0, left), (SHAPE[0], right - left)),)
+    return say_held(boxes, SHAPE)
 
 
 def _say_letters(film: StepFilm, moment: FilmMoment) -> str:

@@ -14,7 +14,7 @@ from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
 from ..exercises.judge import Diagnosis, Exercise, Par, guesses, names_or_none, numbers, written
-from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
+from ..exercises.on_real_ranks import judge_on_ranks, ring_sent, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
 
@@ -68,10 +68,10 @@ def shares_by_index(costs: Sequence[float], ranks: int) -> float:
     >>> shares_by_index([3, 1, 1], 2)
     1.6
     """
-    return _in_shares([sum(costs[rank::ranks]) for rank in range(ranks)])
+    return in_shares([sum(costs[rank::ranks]) for rank in range(ranks)])
 
 
-def _in_shares(loads: Sequence[float]) -> float:
+def in_shares(loads: Sequence[float]) -> float:
     """The busiest rank's work, divided by a fair share."""
     return max(loads) * len(loads) / sum(loads)
 
@@ -82,10 +82,10 @@ def check_fair_shares() -> Exercise:
 
     def in_blocks(costs: Sequence[float], ranks: int) -> float:
         many = -(-len(costs) // ranks)
-        return _in_shares([sum(costs[rank * many :][:many]) for rank in range(ranks)])
+        return in_shares([sum(costs[rank * many :][:many]) for rank in range(ranks)])
 
     def longest(costs: Sequence[int], ranks: int) -> float:
-        return _in_shares(loads_of(costs, longest_first(costs, [0] * ranks), ranks))
+        return in_shares(loads_of(costs, longest_first(costs, [0] * ranks), ranks))
 
     def work(costs: Sequence[float], ranks: int) -> float:
         return max(sum(costs[rank::ranks]) for rank in range(ranks))
@@ -302,7 +302,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: share all updates with fewer bytes than the zero-filled all_reduce sends."""
-    summed, par = on_ranks.ring_sent("all_reduce", LENGTH * 2, ranks), on_ranks.predict_ring(ranks)
+    summed, par = ring_sent("all_reduce", LENGTH * 2, ranks), on_ranks.predict_ring(ranks)
     sent: list[int] = []
 
     def judge(runs: list[SharingRun]) -> str | Diagnosis | None:
@@ -357,6 +357,5 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: guess, prediction, repair, gather, shares, five matrices, quiz."""
     fixed, less = check_share(dp, backend, seed), check_gather(dp, backend, seed)
     return guess(dp), predict(dp), fixed, less, check_fair_shares(), check_toy(), quiz(dp)

@@ -26,19 +26,13 @@ from ...evidence.ledger import LedgerRow
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import sum_counts
-from ..exercises.on_real_ranks import check_alike, is_stub, say_failure, watching
+from ..exercises.on_real_ranks import check_alike, handed_over, is_stub, ring_sent, say_failure, watching
 from ..inputs import measure
 from ..my_muon.reference import gathered_share as gathered  # noqa: F401  (the exercise's reference)
 
 WIRE = torch.bfloat16
 PATIENCE = 8.0
-_NOTED = {
-    "all_reduce": (0, "tensor"),
-    "all_gather": (1, "tensor"),
-    "all_gather_into_tensor": (1, "input_tensor"),
-    "broadcast": (0, "tensor"),
-}
-"""The collectives that are watched, and the position and name of the tensor that a rank hands over."""
+_NOTED = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast")
 Share = Callable[[list[torch.nn.Parameter], int, int], Any]
 Lacking = tuple[tuple[int, str], ...]
 """Missing gradients, as (rank, matrix)."""
@@ -255,9 +249,7 @@ def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
     """Note buffers handed to all_reduces, and bytes sent; MismatchError if ranks' sizes or dtypes differ."""
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        kind = original.__name__
-        place, name = _NOTED[kind]
-        tensor = more[name] if name in more else given[place]
+        kind, tensor = original.__name__, handed_over(original, *given, **more)
         check_alike(tensor)
         if kind == "all_reduce":
             handed.append(tensor.detach().clone())
@@ -266,13 +258,6 @@ def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
 
     with watching(note, *_NOTED):
         yield
-
-
-def ring_sent(kind: str, size: int, ranks: int) -> int:
-    """Bytes that a rank sends in a ring if it hands ``size`` bytes to a collective."""
-    if kind == "all_reduce":
-        return 2 * (ranks - 1) * size // ranks
-    return size * (ranks - 1) if kind.startswith("all_gather") else size * (ranks > 1)
 
 
 TIMED = gpt_shapes(layers=2, width=384)

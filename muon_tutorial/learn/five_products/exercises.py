@@ -17,7 +17,6 @@ from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schul
 
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
-    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, lifting, and the quiz."""
     return write_step(), write_all(), bound_values(steps), write_flops(), write_lifting(), quiz(steps)
 
 
@@ -278,7 +277,6 @@ class ProductCounter(TorchDispatchMode):
 
 
 def count_products(work: Callable[[], object]) -> ProductCounter:
-    """Count the matrix products that ``work`` computes."""
     with ProductCounter() as counter:
         work()
     return counter

@@ -132,5 +132,4 @@ def most_exercise() -> Exercise:
 
 
 def all_exercises() -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: unseen, owners, wires, quiz, most ranks."""
     return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), most_exercise()

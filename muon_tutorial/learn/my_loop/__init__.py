@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from .. import names_in
 
-__getattr__, __dir__ = names_in(__name__, "exercises lives port trials plain_loop tiny_job pictures")
+__getattr__, __dir__ = names_in(__name__, "exercises lives port trials tiny_job pictures")

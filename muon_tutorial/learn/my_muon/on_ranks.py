@@ -22,8 +22,7 @@ from ... import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
 from ..exercises.on_real_ranks import watching
 
-Matrices = Sequence[tuple[tuple[int, int], str]]
-TRIED: Matrices = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
+TRIED = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
 """The matrices that a file is tried with: tall, wide, and unevenly cut."""
 LR = 0.02
 PHASES = {1: "gradient reduce_scatter", 2: "dp gather", 3: "tp gather", 7: "parameter all_gather"}
@@ -64,11 +63,11 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
         yield sent
 
 
-def try_file(rank: int, path: str, dp: int, tp: int, matrices: Matrices = TRIED) -> str | None:
+def try_file(rank: int, path: str, dp: int, tp: int) -> str | None:
     """What is wrong with a file on this grid; None if nothing is. Must be called by all ranks."""
     module = load_file(path)
     for trial in (_try_steps, _try_owners, _try_checkpoint):
-        if wrong := trial(module, dp, tp, matrices):
+        if wrong := trial(module, dp, tp):
             return wrong
     return None
 
@@ -79,33 +78,33 @@ def _integers(shape: tuple[int, int], *seeds: int) -> Tensor:
     return torch.randint(-8, 9, shape, generator=generator).float()
 
 
-def _start(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> tuple[list[nn.Parameter], Any]:
-    wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, (shape, _) in enumerate(matrices)]
+def _start(module: ModuleType, dp: int, tp: int) -> tuple[list[nn.Parameter], Any]:
+    wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, (shape, _) in enumerate(TRIED)]
     params = [
         (nn.Parameter(cut(w.detach(), kind, dist.get_rank() % tp, tp)), shape, kind)
-        for w, (shape, kind) in zip(wholes, matrices, strict=True)
+        for w, (shape, kind) in zip(wholes, TRIED, strict=True)
     ]
     return wholes, module.DistributedMuon(params, dp, tp, lr=LR)
 
 
-def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], matrices: Matrices, step: int) -> None:
+def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], step: int) -> None:
     """Give each dp place its own gradients, and the single process their mean."""
     dp_place, tp_place = divmod(dist.get_rank(), muon.tp)
-    for i, (shape, kind) in enumerate(matrices):
+    for i, (shape, kind) in enumerate(TRIED):
         of_place = [_integers(shape, step, i, place) for place in range(muon.dp)]
         muon.params[i].grad = cut(of_place[dp_place], kind, tp_place, muon.tp)
         wholes[i].grad = torch.stack(of_place).sum(0) / muon.dp
 
 
-def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
-    wholes, muon = _start(module, dp, tp, matrices)
+def _try_steps(module: ModuleType, dp: int, tp: int) -> str | None:
+    wholes, muon = _start(module, dp, tp)
     stock = torch.optim.Muon(wholes, lr=LR)
     for step in (1, 2):
-        _give_gradients(muon, wholes, matrices, step)
+        _give_gradients(muon, wholes, step)
         with counted_bytes(lambda: muon.phase) as sent:
             muon.step()
         stock.step()
-        for i, (shape, kind) in enumerate(matrices):
+        for i, (shape, kind) in enumerate(TRIED):
             due = cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)
             if not torch.equal(muon.params[i], due):
                 where = f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp}"
@@ -127,15 +126,15 @@ def _say_rounding(module: ModuleType) -> str:
     return ": newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm, in G's dtype"
 
 
-def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
+def _try_owners(module: ModuleType, dp: int, tp: int) -> str | None:
     """Try matrices with rows on all ranks (lessons 11, 12), and whole gradients on every rank (lesson 04)."""
     rank, many = dist.get_rank(), dist.get_world_size()
-    grads = [_integers(shape, 3, i) for i, (shape, _) in enumerate(matrices)]
+    grads = [_integers(shape, 3, i) for i, (shape, _) in enumerate(TRIED)]
     due = [zeropower_via_newtonschulz(grad) for grad in grads]
     params = [nn.Parameter(torch.zeros_like(cut(grad, "column", rank, many))) for grad in grads]
     for param, grad in zip(params, grads, strict=True):
         param.grad = cut(grad, "column", rank, many)
-    rows = module.OwnerMuon(params, [shape for shape, _ in matrices], momentum=0.0).updates()
+    rows = module.OwnerMuon(params, [shape for shape, _ in TRIED], momentum=0.0).updates()
     if not all(map(torch.equal, rows, (cut(whole, "column", rank, many) for whole in due))):
         return f"the rows that rank {rank} gets back from an update's owner are not those of one process"
     flat = module.gathered_share([SimpleNamespace(grad=g, numel=g.numel) for g in grads], rank, many)
@@ -144,10 +143,10 @@ def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str
     return None
 
 
-def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
+def _try_checkpoint(module: ModuleType, dp: int, tp: int) -> str | None:
     """Save on one grid and load on the transposed grid: the next step must have the same bits."""
-    wholes, muon = _start(module, dp, tp, matrices)
-    _give_gradients(muon, wholes, matrices, 1)
+    wholes, muon = _start(module, dp, tp)
+    _give_gradients(muon, wholes, 1)
     muon.step()
     folder = [TemporaryDirectory() if dist.get_rank() == 0 else None]
     name = next(filter(None, gather_objects(folder[0].name if folder[0] else "", dist.group.WORLD)))
@@ -156,7 +155,7 @@ def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) ->
     if module.load(manager, model, muon, scheduler) != 0:
         return "load begins a new run with another step than 0"
     module.save(manager, 7, model, muon, scheduler)
-    _, other = _start(module, tp, dp, matrices)
+    _, other = _start(module, tp, dp)
     if (step := module.load(manager, model, other, scheduler)) != 7:
         return f"saved after 7 steps, but load continues with step {step}"
     gather = [each.whole(each._gather_slices(each.state)) for each in (muon, other)]

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
-from ...errors import RankFailedError
-from ..exercises import judge as judging
 from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, value_of, why, written
-from ..exercises.on_real_ranks import is_stub, say_failure
+from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, pictures
-from .on_ranks import PATIENCE, Call, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
+from .on_ranks import PATIENCE, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
 from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
 
 ALL_CALL = "Only the owner gets the matrix, but every rank calls"
+_SIZES = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
 
 
 def guess(ranks: int) -> Exercise:
@@ -37,11 +35,11 @@ def guess(ranks: int) -> Exercise:
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: an ``assign_fn`` for the ranks of a group."""
-    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
-    def judge(assign: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, ThreeFunctions(assign), "assign", [])
+    def play(assign: Callable) -> FunctionsRun:
+        return run_functions(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
 
+    judge = judge_on_ranks(play, explain_functions, hint=_SIZES)
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
     return Exercise(judge, (hint,), praise, keeps=("assign",))
@@ -51,11 +49,12 @@ def check_gather(
     dp: int, tp: int, seed: int, before: Exercise, backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: a ``gather_fn`` for uneven and empty shards."""
-    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
-    def judge(gather: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, replace(_written(before), gather=gather), "gather", [])
+    def play(gather: Callable) -> FunctionsRun:
+        functions = functions_of(before, gather)
+        return run_functions(dp, tp, seed, functions, "gather", backend, timeout)
 
+    judge = judge_on_ranks(play, explain_functions, hint=_SIZES)
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, which may be 0.",
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): each list counts elements by rank.",
@@ -69,15 +68,14 @@ def check_redistribute(
     dp: int, tp: int, seed: int, before: Sequence[Exercise], backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: a ``redistribute_fn``, and then all three in ``Muon``, compared with a single process."""
-    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
     runs: list[FunctionsRun] = []
 
-    def judge(redistribute: Callable) -> str | Diagnosis | None:
-        gather = before[1].accepted
-        functions = replace(_written(before[0]), redistribute=redistribute)
-        functions = functions if gather is ... else replace(functions, gather=gather)
-        return _judge_run(play, functions, "step", runs)
+    def play(redistribute: Callable) -> FunctionsRun:
+        functions = functions_of(before[0], before[1].accepted, redistribute)
+        runs.append(run_functions(dp, tp, seed, functions, "step", backend, timeout))
+        return runs[-1]
 
+    judge = judge_on_ranks(play, explain_functions, hint=_SIZES)
     hints = (
         "The way back is the way out with the two lists exchanged.",
         "On other ranks the update is None: make an empty tensor there, and make the same call.",
@@ -106,34 +104,18 @@ def par_bytes(dp: int, tp: int) -> float:
     return tp * 2 * sent / (dp * tp)
 
 
-def _written(assigned: Exercise) -> ThreeFunctions:
-    """The reference's functions, with the reader's ``assign`` if it has passed."""
-    return ThreeFunctions() if assigned.accepted is ... else ThreeFunctions(assigned.accepted)
+def functions_of(assigned: Exercise, gather: Any = ..., redistribute: Any = ...) -> ThreeFunctions:
+    """The reader's functions; the reference's for those that are ``...``."""
+    given = {"assign": assigned.accepted, "gather": gather, "redistribute": redistribute}
+    return ThreeFunctions(**{name: function for name, function in given.items() if function is not ...})
 
 
-def _judge_run(
-    play: partial[FunctionsRun], functions: ThreeFunctions, until: Call, runs: list[FunctionsRun]
-) -> str | Diagnosis | None:
-    for function in (functions.assign, functions.gather, functions.redistribute):
-        if not callable(function):
-            return "Give a function."
-    try:
-        run = play(functions, until)
-    except RankFailedError as error:
-        hint = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
-        return Diagnosis(say_failure(error), (hint,))
-    if is_stub(run):
-        raise judging.OpenAnswerError
-    runs.append(run)
-    return explain_functions(run, play.keywords["timeout"])
-
-
-def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
+def explain_functions(run: FunctionsRun) -> str | Diagnosis | None:
     """What is wrong with a run of the three functions, from its first wrong call."""
     off = ((rank, trial.differs) for rank, trial in enumerate(run.trials) if trial.differs is not None)
     right = "Each call was right, and after some steps"
     steps = (f"{right} matrix {index} differs on rank {rank}." for rank, index in off)
-    return first(chain(_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), steps))
+    return first(chain(_wrong_owners(run), _stopped(run), _wrong_values(run), steps))
 
 
 def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
@@ -166,14 +148,14 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             yield f"Ranks {shared} share the work, but only these of them get any: {chosen}."
 
 
-def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
+def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
     last = {rank: trial.notes[-1] for rank, trial in enumerate(run.trials)}
     if not (failed := {rank: note for rank, note in last.items() if note.error}):
         return
     loud = {rank: note for rank, note in failed.items() if not note.waited}
     rank, note = next(iter((loud or failed).items()))
     if not loud:
-        waited = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s"
+        waited = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {run.timeout:g} s"
         silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]
         if silent:
             those = f"rank {', '.join(map(str, silent))}, which had returned without making the call"

@@ -88,6 +88,7 @@ class FunctionsRun:
     tp: int
     seed: int
     trials: tuple[RankTrial, ...]
+    timeout: float = PATIENCE
 
     def given(self, what: Literal["momentum", "update"], rank: int, index: int) -> Tensor:
         """The whole tensor of a trial call on a rank: a momentum to gather, or an update to redistribute."""
@@ -109,7 +110,7 @@ def run_functions(
     """Try three functions on real ranks, phase by phase, up to and including ``until``."""
     asked: dict[str, Any] = {"args": (dp, tp, seed, functions, until, timeout), "backend": backend}
     trials = launch(try_functions, dp * tp, **asked, output="quiet", timeout=5 * timeout)
-    return FunctionsRun(dp, tp, seed, tuple(trials))
+    return FunctionsRun(dp, tp, seed, tuple(trials), timeout)
 
 
 class _TogetherError(Exception):

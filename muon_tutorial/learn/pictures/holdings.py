@@ -1,4 +1,4 @@
-"""What each rank holds, as plain data: boxes of one matrix, by rank, and letters for equal contents."""
+"""What a rank holds, as plain data: boxes of a matrix, their words, and letters for equal contents."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ...plan.bucket import Bucket, BucketEntry, matrix_boxes
+from ...plan.bucket import matrix_boxes
 from ...plan.layout import Box
 from ...plan.strategies import Plan
 
-
-@dataclass(frozen=True, slots=True)
-class RankBoxes:
-    """The boxes of a matrix that one rank holds."""
-
-    rank: int
-    boxes: tuple[Box, ...]
+Boxes = tuple[Box, ...]
+"""The boxes of a matrix that one rank holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +24,20 @@ class Piece:
     keeper: int
 
 
-def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
+def weight_holdings(plan: Plan, matrix: int = 0) -> list[Boxes]:
     """What each rank holds of a parameter between steps: tp cuts it, dp copies it."""
-    _, entry = _find(plan, matrix)
-    return tuple(RankBoxes(rank, (entry.matrix.box(plan.grid.at(rank)),)) for rank in plan.grid.ranks)
+    [whole] = (e.matrix for bucket in plan.buckets for e in bucket.entries if e.matrix.index == matrix)
+    return [(whole.box(plan.grid.at(rank)),) for rank in plan.grid.ranks]
 
 
-def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
+def momentum_holdings(plan: Plan, matrix: int = 0) -> list[Boxes]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
-    bucket, entry = _find(plan, matrix)
     held = []
     for at in map(plan.grid.at, plan.grid.ranks):
-        mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
-        held.append(RankBoxes(at.rank, matrix_boxes(mine, at)))
-    return tuple(held)
-
-
-def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
-    """Which ranks hold the whole matrix when Newton–Schulz runs."""
-    bucket, entry = _find(plan, matrix)
-    whole = Box((0, 0), entry.matrix.sides)
-    workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
-    return tuple(RankBoxes(rank, (whole,) if rank in workers else ()) for rank in plan.grid.ranks)
-
-
-def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
-    return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
+        shards = (shard for bucket in plan.buckets for shard in bucket.stored_shards(at))
+        mine = next(shard for shard in shards if shard.entry.matrix.index == matrix)
+        held.append(matrix_boxes(mine, at))
+    return held
 
 
 def name_contents(tensors: Sequence[Tensor]) -> list[str]:
@@ -65,9 +48,9 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     return [chr(ord("A") + place) + (str(lap + 1) if lap else "") for lap, place in numbers]
 
 
-def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:
+def say_held(boxes: Boxes, shape: tuple[int, int]) -> str:
     """What a rank holds, in words: rows and columns."""
-    return " and ".join(_say_box(box, shape) for box in held.boxes if box.numel) or "nothing"
+    return " and ".join(_say_box(box, shape) for box in boxes if box.numel) or "nothing"
 
 
 def _say_box(box: Box, shape: tuple[int, int]) -> str:

@@ -300,7 +300,6 @@ def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tu
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: guess, nearness, energy, ratio, gather, update from shards, quiz."""
     gathered, survived = check_gather(dp, tp, backend), check_survival(dp, tp, backend)
     return guess(tp), write_nearness(), write_shares(), check_ratio(), gathered, survived, quiz(tp)
 

@@ -16,7 +16,7 @@ from ...errors import RankFailedError
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import build_mesh
-from ..exercises.on_real_ranks import run_or_reference, say_failure, watching
+from ..exercises.on_real_ranks import handed_over, ring_sent, run_or_reference, say_failure, watching
 from ..inputs import measure
 from ..my_muon.reference import gather_whole
 from .cuts import SHAPE, gradient, matrices, my_piece
@@ -129,16 +129,13 @@ _REFUSED = (
 
 
 @contextmanager
-def counting() -> Iterator[list[float]]:
+def counting() -> Iterator[list[int]]:
     """Note the bytes that this process sends in the block, call by call, counted as on a ring."""
-    sent: list[float] = []
+    sent: list[int] = []
 
     def count(original: Callable[..., Any], *given: Any, group: Any = None, **named: Any) -> Any:
-        name, ranks = original.__name__, dist.get_world_size(group)
-        place, times = {"all_reduce": (0, 2 * (ranks - 1) / ranks), "all_gather": (1, ranks - 1)}[name]
-        if len(given) <= place:
-            raise ValueError(f"pass tensors to dist.{name} by position, not by name, and then group=group")
-        sent.append(given[place].nbytes * times)
+        tensor = handed_over(original, *given, **named)
+        sent.append(ring_sent(original.__name__, tensor.nbytes, dist.get_world_size(group)))
         return original(*given, group=group, **named)
 
     def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> None:
@@ -154,16 +151,16 @@ class SurvivalRun:
     """By rank and matrix: the function's result, and the bytes that the rank sent in the call."""
 
     tp: int
-    results: tuple[dict[str, tuple[Any, float]], ...]
+    results: tuple[dict[str, tuple[Any, int]], ...]
 
     @property
-    def sent(self) -> float:
+    def sent(self) -> int:
         return max(count for mine in self.results for _, count in mine.values())
 
 
-def budget(tp: int) -> float:
+def budget(tp: int) -> int:
     """Bytes that a rank sends in an all_reduce of a 64 × 64 matrix in float32."""
-    return 2 * (tp - 1) / tp * SHAPE[0] ** 2 * 4
+    return ring_sent("all_reduce", SHAPE[0] ** 2 * 4, tp)
 
 
 def say_budget(tp: int) -> str:
@@ -177,13 +174,13 @@ def run_survival(function: Update, dp: int, tp: int, backend: str = "gloo") -> S
     return SurvivalRun(tp, tuple(launch(play_survival, dp * tp, **asked, timeout=10.0)))
 
 
-def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tuple[Any, float]]:
+def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tuple[Any, int]]:
     """One rank's part. All ranks must call."""
     group, found = tp_group(dp, tp), {}
     for name in JUDGED:
         shard = my_piece(matrices()[name].float(), 1, rank % tp, tp)
         with counting() as sent:
-            found[name] = function(shard, group), sum(sent, 0.0)
+            found[name] = function(shard, group), sum(sent)
     return found
 
 

@@ -40,7 +40,7 @@ def _write_title(axes: Axes, title: str, what: str, number: int) -> float:
     return left
 
 
-def picture_of_gathered(run: GatherRun, name: str = "shards_alone-gathered") -> Picture:
+def picture_of_gathered(run: GatherRun) -> Picture:
     """The matrices that rank 0, or the first wrong rank, gathered for both cuts, coloured by rank."""
     shown = {dim: _shown(run, dim) for dim in (1, 0)}
     tall = any(isinstance(result, Tensor) and tuple(result.shape) != SHAPE for _, result in shown.values())
@@ -52,7 +52,7 @@ def picture_of_gathered(run: GatherRun, name: str = "shards_alone-gathered") -> 
         said.append(f"{title}: {what}.")
         left = _write_title(axes, title, what, number)
         _draw_result(axes, result, dim, run.tp, rank // run.tp * run.tp, (left, 66))
-    return finish(figure, name, " ".join(said))
+    return finish(figure, "shards_alone-gathered", " ".join(said))
 
 
 def _shown(run: GatherRun, dim: int) -> tuple[int, Any]:

@@ -196,6 +196,5 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: predict, groups, answers, mismatch, quiz."""
     made = groups_exercise(dp, tp), answers_exercise(dp, tp, backend), mismatch_exercise()
     return predict(dp, tp), *made, quiz(dp, tp)

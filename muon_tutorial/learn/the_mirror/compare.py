@@ -16,8 +16,8 @@ from .on_ranks import LR, MATRICES, Report, StepOfBucket, SteppedRun, reference_
 from .recording import MOMENTS, PHASES, stored_parts
 
 Matrices = Mapping[str, Tensor]
-_SILENT = {3: 3, 4: 4, 6: 6}
-"""Moments at which held matrices are compared, and the phase before each."""
+_HELD = (3, 4, 6)
+"""The moments at which held matrices are compared, each after the phase of the same number."""
 _QUIET = (4, 5, 6)
 """The phases that send nothing."""
 
@@ -93,15 +93,15 @@ def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDif
 def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
     """The marks for everything one rank held and asked for, up to its first wrong message."""
     should_hold, held = right.jobs[rank].diarist.contents, mine.jobs[rank].diarist.contents
-    for name, (phase, moment) in product(should_hold, _SILENT.items()):
-        if not should_hold[name][moment]:
+    for name, phase in product(should_hold, _HELD):
+        if not should_hold[name][phase]:
             continue
-        if held[name][moment] == should_hold[name][moment]:
+        if held[name][phase] == should_hold[name][phase]:
             yield Mark(rank, phase, "same")
-        elif held[name][moment]:
-            yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.", True)
+        elif held[name][phase]:
+            yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[phase]} of {name} is not right.", True)
         elif mine.broke:
-            yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[moment]} of {name}.", True)
+            yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[phase]} of {name}.", True)
     if mine.reports and len(mine.of_rank(rank)) == len(right.of_rank(rank)):
         new, wanted = mine.reports[rank].after, right.reports[rank].after
         if not all(torch.equal(wanted[name], new[name]) for name in MATRICES):
@@ -162,5 +162,4 @@ def step_alone(gradients: Matrices, seed: int) -> dict[str, Tensor]:
 
 
 def different_bits(one: Matrices, other: Matrices) -> int:
-    """The number of entries with different bits."""
     return sum(int((one[name].view(torch.int32) != other[name].view(torch.int32)).sum()) for name in MATRICES)

@@ -235,7 +235,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             stopped += _NOT_WALKED if "generator" in stopped else ""
             if mark is None:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
-            from .pictures import draw_difference  # here, because ranks import this file and need no pictures
+            from .replay import draw_difference  # here, because ranks import this file and need no pictures
 
             phase = f"phase {mark.phase} ({PHASES[mark.phase - 1]})"
             said = f"On {difference.grid}, {phase} is the first to differ: {mark.what}{stopped}"

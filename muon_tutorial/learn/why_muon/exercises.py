@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,17 +11,17 @@ from torch import Tensor
 from torch.nn import Module
 
 from ... import split_parameters
-from ...newton_schulz import zeropower_via_newtonschulz
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, numbers, value_of, written
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
 from ..pictures.spectra import Curve, draw_spectra
+from . import updates
 from .race import Race
 from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update
 
 SHAPES = ((4, 6), (6, 4), (5, 5))
-LR, DECAY, CALLS = 0.02, 0.1, 3
+LR, DECAY = 0.02, 0.1
 WholeStep = Callable[..., object]
 
 
@@ -30,7 +31,6 @@ def outcome(race: Race) -> dict[str, Any]:
 
 
 def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, ...]:
-    """Energy, an SVD, a promise, the whole update, Muon's parameters, and the quiz."""
     svd, promised, whole = write_update(), write_promise(), write_step()
     return write_loudest(), svd, promised, whole, write_split(run.model), quiz(run, G)
 
@@ -117,10 +117,10 @@ def write_split(model: Module) -> Exercise:
     return Exercise(judge, hints, "split_parameters sorts them the same way.")
 
 
-def gradients(shape: tuple[int, int], count: int = CALLS) -> Iterator[Tensor]:
-    """``count`` random gradients of one shape, the same on each call."""
+def gradients(shape: tuple[int, int]) -> Iterator[Tensor]:
+    """Three random gradients of one shape, the same on each call."""
     generator = torch.Generator().manual_seed(sum(shape))
-    return (torch.randn(shape, generator=generator) for _ in range(count))
+    return (torch.randn(shape, generator=generator) for _ in range(3))
 
 
 def write_update() -> Exercise:
@@ -211,67 +211,60 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
     yield what, ("First the average, then the SVD.",), svd_muon(G).lerp(directions, MOMENTUM), directions
 
 
-def _slipped(**slips: Any) -> WholeStep:
-    """Muon's whole update with mistakes: a keyword names a line, and the value names the mistake there."""
-
-    def step(
-        W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, decay: float = DECAY
-    ) -> None:
-        G = G + decay * W if slips.get("decay") == "in the gradient" else G
-        if slips.get("momentum") == "sum":
-            buffer.mul_(momentum).add_(G)
-            ahead = G + momentum * buffer
-        else:
-            buffer.lerp_(G, 1 - momentum)
-            weight = {"missing": 1.0, "turned": 1 - momentum}.get(slips.get("nesterov", ""), momentum)
-            ahead = G.lerp(buffer, weight)
-        update = zeropower_via_newtonschulz(ahead)
-        rows, columns = W.shape if slips.get("factor") != "turned" else W.shape[::-1]
-        least = 0.0 if slips.get("factor") == "below 1" else 1
-        power = {"missing": 0.0, "no root": 1.0}.get(slips.get("factor", ""), 0.5)
-        factor = max(least, rows / columns) ** power
-        slipped = {"missing": 0.0, "in the gradient": 0.0, "adjusted": lr * factor * decay, "no lr": decay}
-        shrink = 1 - slipped.get(slips.get("decay", ""), lr * decay)
-        sign = 1 if slips.get("sign") == "up" else -1
-        if slips.get("decay") == "late":
-            W.add_(update, alpha=sign * lr * factor).mul_(shrink)
-        else:
-            W.mul_(shrink).add_(update, alpha=sign * lr * factor)
-
-    return step
+def slipped(*changes: tuple[str, str]) -> WholeStep:
+    """Muon's whole update, with other code in some places of the reference's text."""
+    text, names = inspect.getsource(updates.muon_step), dict(vars(updates))
+    for right, wrong in changes:
+        assert right in text, right
+        text = text.replace(right, wrong)
+    exec(text, names)
+    return names["muon_step"]
 
 
-_SCALED = "Weight decay is scaled by the size factor. It takes the plain lr."
-_SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
-    ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
+_BUFFER, _AHEAD = "buffer.lerp_(G, 1 - momentum)", "G.lerp(buffer, momentum)"
+_SHRINK, _ADD = "W.mul_(1 - lr * weight_decay)", "W.add_(update, alpha=-lr * factor)"
+_FACTOR = "max(1, W.shape[0] / W.shape[1]) ** 0.5"
+SLIPS: tuple[tuple[Any, ...], ...] = (
+    ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", (_AHEAD, "buffer")),
     (
         "The look-ahead is mostly G: it should be mostly the buffer.",
         "G.lerp(buffer, momentum)",
-        _slipped(nesterov="turned"),
+        (_AHEAD, "G.lerp(buffer, 1 - momentum)"),
     ),
-    ("Weight decay lacks lr.", "W shrinks by lr * weight_decay.", _slipped(decay="no lr")),
-    ("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
-    (_SCALED, "W.mul_(1 - lr * weight_decay)", _slipped(decay="adjusted")),
+    ("Weight decay lacks lr.", "W shrinks by lr * weight_decay.", (_SHRINK, "W.mul_(1 - weight_decay)")),
+    ("Weight decay is missing.", "W shrinks by lr * weight_decay.", (_SHRINK, "pass")),
+    (
+        "Weight decay is scaled by the size factor. It takes the plain lr.",
+        "W.mul_(1 - lr * weight_decay)",
+        (_SHRINK, "W.mul_(1 - lr * factor * weight_decay)"),
+    ),
     (
         "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.",
         "Leave G as it is, and multiply W by 1 - lr * weight_decay.",
-        _slipped(decay="in the gradient"),
+        (_SHRINK, "pass"),
+        (_BUFFER, f"G = G + weight_decay * W; {_BUFFER}"),
     ),
-    ("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
-    ("The size factor is missing.", "The root of max(1, rows / columns).", _slipped(factor="missing")),
-    ("The size factor lacks its root.", "The root of max(1, rows / columns).", _slipped(factor="no root")),
+    (
+        "W shrinks after the update. It should shrink before.",
+        "Swap two lines.",
+        (_SHRINK, "pass"),
+        (_ADD, f"{_ADD}; {_SHRINK}"),
+    ),
+    ("The size factor is missing.", "The root of max(1, rows / columns).", (_FACTOR, "1")),
+    ("The size factor lacks its root.", "The root of max(1, rows / columns).", (" ** 0.5", "")),
     (
         "For this wide matrix your size factor is √(columns / rows), not 1. Rows are always the numerator.",
         "W.shape[0] / W.shape[1], and at least 1, then the root.",
-        _slipped(factor="turned"),
+        (_FACTOR, "max(1, W.shape[1] / W.shape[0]) ** 0.5"),
     ),
     (
         "The size factor shrinks the update of a wide matrix. It is at least 1.",
         "max(1, rows / columns), then the root.",
-        _slipped(factor="below 1"),
+        (_FACTOR, "(W.shape[0] / W.shape[1]) ** 0.5"),
     ),
-    ("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", _slipped(sign="up")),
+    ("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", ("-lr", "lr")),
 )
+"""Usual mistakes in the whole update: what to say, a hint, and the changes of code that make the mistake."""
 
 
 def write_step() -> Exercise:
@@ -321,9 +314,9 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
         return "W has not changed. W = … gives a new matrix the name W; W.mul_ and W.add_ change it in place."
     if torch.equal(my_buffer, buffer):
         return "The buffer has not changed. buffer.lerp_ changes it in place; buffer.lerp makes a new one."
-    for what, hint, step in _SLIPS:
+    for what, hint, *changes in SLIPS:
         other, its_buffer = W.clone(), buffer.clone()
-        step(other, G, its_buffer, LR)
+        slipped(*changes)(other, G, its_buffer, LR)
         is_this = torch.allclose(my_W, other, atol=1e-6) and torch.allclose(my_buffer, its_buffer)
         if is_this and not torch.allclose(other, wanted, atol=1e-6):
             return Diagnosis(what, (hint,))

@@ -24,7 +24,6 @@ class ComparedPrediction:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing has been predicted yet."""
         return all(self.predicted.get(name, ...) is ... for name in self.found)
 
     def _repr_html_(self) -> str:

@@ -137,7 +137,6 @@ def quiz(plan: Plan) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: straddling matrices, an address, ranges, bytes, quiz."""
     split = split_exercise(plan_of(dp + 1, tp, bucket))
     sent = bytes_exercise(dp, tp, bucket)
     return split, address_exercise(), range_exercise(), sent, quiz(plan_of(dp, tp, bucket))
