@@ -130,8 +130,6 @@ class Guard:
             TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.
         """
         is_ready = self.state is State.READY
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
-            self.gradients_changed()
         if self.hooks.reduction is not None:
             error = self.hooks.reduction.finish() or error
         if beside is None:
@@ -186,8 +184,6 @@ class Guard:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self.gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
-            self.gradients_changed()
         beside = without(params_of(optimizer), rest)
         seen = [*params_of(optimizer), *beside]
         if self.steps.alone:
@@ -339,8 +335,11 @@ class Guard:
     ) -> TutorialError | None:
         """Return the error if this rank cannot step. ``beside`` are the companions' parameters.
 
-        Groups' settings are checked only if they have changed since the last check.
+        If the last call failed halfway, this first forgets the gradients that it averaged. Groups' settings
+        are checked only if they have changed since the last check.
         """
+        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+            self.gradients_changed()
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
