@@ -216,11 +216,8 @@ def _exchange(one: Path, other: Path) -> None:
 
 def read_file(path: Path, most: int) -> bytes:
     """Read a plain file of at most ``most`` bytes. Other files are refused, because reading may never end."""
-    try:
-        with _plain(os.open(path, _READING), path) as file:
-            data = file.read(most + 1)
-    except CheckpointError as error:
-        raise OSError(errno.EINVAL, "not a plain file", str(path)) from error
+    with _plain(os.open(path, _READING), path) as file:
+        data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
     return data
@@ -229,7 +226,7 @@ def read_file(path: Path, most: int) -> bytes:
 def _plain(descriptor: int, path: Path) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is not a plain file")
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
     return os.fdopen(descriptor, "rb")
 
 

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,7 @@ from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from .folders import opened
 from .meeting import Meeting, call_meeting, one_line
-from .piece_files import read
-from .plain_data import load_plain
+from .piece_files import read_pieces, read_plain
 from .rank_contents import (
     RankContents,
     Rename,
@@ -31,7 +31,7 @@ from .rank_contents import (
     parts_of,
 )
 from .saving import EXTRA
-from .verify_files import OpenCheckpoint, damage_of, open_checkpoint, verify_hashes
+from .verify_files import OpenCheckpoint, open_checkpoint, verify_hashes
 
 
 def load_checkpoint(
@@ -65,39 +65,29 @@ def load_found(
         lambda: (None, list(map(str, find())) if meeting.rank == 0 else []),
         lambda found: [found[0]] * len(found),
     )
-    path = _first_whole(meeting, [*map(Path, paths)])
     with ExitStack() as held:
+        saved = _open_whole(meeting, [*map(Path, paths)], held)
+        path, states = saved.folder.path, saved.manifest.groups
 
-        def check() -> tuple[tuple[OpenCheckpoint, LoadTargets], Found]:
-            saved = open_checkpoint(held.enter_context(opened(path)))
-            verify_hashes(saved, meeting.rank, meeting.size)
+        def check() -> tuple[LoadTargets, tuple[set[str], set[str]]]:
             contents = contents_of_rank(model, optimizer, rename)
-            names = {*contents.tensors, *(item.name for item in contents.stepped)}
             stepped = {item.name for item in contents.stepped}
-            states = {name: str(it["optimizer"]) for name, it in saved.manifest.groups.items()}
-            models = {
-                key.removeprefix("model.") for key in saved.manifest.tensors if key.startswith("model.")
-            }
-            found = Found(saved.digest, models | set(states), states, names, stepped)
-            return (saved, _targets(saved, contents)), found
+            return _targets(saved, contents), (set(contents.tensors), stepped)
 
-        def compare(told: list[Found]) -> list[list[str]]:
-            found = [Found(*each) for each in told]
-            for rank, each in enumerate(found):
-                if each.digest != found[0].digest:
-                    raise CheckpointError(
-                        f"{path} is not the same checkpoint on rank {rank} as on rank 0: it was just "
-                        "replaced (load again), or the ranks share no file system"
-                    )
-            unknown = sorted(found[0].saved.difference(*(each.names for each in found)))
+        def compare(found: list[tuple[set[str], set[str]]]) -> list[list[str]]:
+            """The names of parameters whose state no rank loads, although some rank's optimizer could."""
+            keys, stepped = (set[str]().union(*each) for each in zip(*found, strict=True))
+            keys |= {f"model.{name}" for name in stepped}
+            held_here = {key for key in saved.manifest.tensors if key.startswith("model.")}
+            unknown = sorted((held_here | {f"model.{name}" for name in states}) - keys)
             if unknown:
-                raise CheckpointError(f"{path} holds {unknown[0]}, which no rank's model has")
-            stepped = set().union(*(each.stepped for each in found))
-            kinds = {found[0].states[name] for name in stepped}
-            left = [name for name, kind in found[0].states.items() if kind in kinds and name not in stepped]
+                name = unknown[0].removeprefix("model.")
+                raise CheckpointError(f"{path} holds {name}, which no rank's model has")
+            kinds = {states[name]["optimizer"] for name in stepped}
+            left = [name for name, it in states.items() if it["optimizer"] in kinds and name not in stepped]
             return [sorted(left)] * len(found)
 
-        (saved, targets), left = meeting.agree("check the checkpoint", check, compare)
+        targets, left = meeting.agree("check the checkpoint", check, compare)
         if left and meeting.rank == 0:
             warnings.warn(
                 f"{path} holds optimizer state of {left[0]}"
@@ -110,36 +100,42 @@ def load_found(
     return extra
 
 
-def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """Return the first checkpoint in which no rank finds damage, or ``paths[0]`` if all are damaged."""
-    for path in paths if len(paths) > 1 else ():
+def _open_whole(meeting: Meeting, paths: Sequence[Path], held: ExitStack) -> OpenCheckpoint:
+    """Open the first checkpoint in which no rank finds damage; ``held`` closes it.
 
-        def look(path: Path = path) -> tuple[None, str | None]:
-            return None, damage_of(path, meeting.rank, meeting.size)
-
-        _, damage = meeting.agree(
-            f"look at {path.name}", look, lambda found: [next(filter(None, found), None)] * len(found)
-        )
-        if damage is None:
-            return path
-        if meeting.rank == 0:
-            warnings.warn(f"{damage}; trying an older checkpoint, if there is one", stacklevel=4)
-    return paths[0]
-
-
-class Found(NamedTuple):
-    """What a rank finds in the checkpoint (``digest``, ``saved``, ``states``) and in its own model.
-
-    ``saved``: names of saved parameters and buffers. ``states``: the kind of optimizer that stepped each
-    parameter. ``names``: the names in the model. ``stepped``: the names of the parameters that this rank's
-    optimizer steps.
+    Raises:
+        CheckpointError: the last one is damaged, too, or ranks see different checkpoints there.
     """
 
-    digest: str
-    saved: set[str]
-    states: dict[str, str]
-    names: set[str]
-    stepped: set[str]
+    def look(path: Path) -> tuple[OpenCheckpoint | None, tuple[str, str]]:
+        """Return the checkpoint, with its digest and a line about damage, which is empty if there is none."""
+        try:
+            saved = open_checkpoint(held.enter_context(opened(path)))
+            verify_hashes(saved, meeting.rank, meeting.size)
+        except (CheckpointError, OSError) as error:
+            if path == paths[-1]:
+                raise
+            return None, ("", one_line(error))
+        return saved, (saved.digest, "")
+
+    def compare(path: Path, found: list[tuple[str, str]]) -> list[str]:
+        damage = next((line for _, line in found if line), "")
+        for rank, (digest, _) in enumerate(found):
+            if not damage and digest != found[0][0]:
+                raise CheckpointError(
+                    f"{path} is not the same checkpoint on rank {rank} as on rank 0: it was just "
+                    "replaced (load again), or the ranks share no file system"
+                )
+        return [damage] * len(found)
+
+    for path in paths:
+        saved, damage = meeting.agree(f"look at {path.name}", partial(look, path), partial(compare, path))
+        if not damage:
+            break
+        if meeting.rank == 0:
+            warnings.warn(f"{damage}; trying an older checkpoint", stacklevel=4)
+    assert saved is not None
+    return saved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,8 +154,7 @@ class LoadTargets:
 
 def _targets(saved: OpenCheckpoint, contents: RankContents) -> LoadTargets:
     """Check that the checkpoint fits, and make the tensors to read it into."""
-    entries = {f"model.{name}": in_pieces(*placed) for name, placed in contents.tensors.items()}
-    for key, entry in entries.items():
+    for key, entry in contents.tensors.items():
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
@@ -169,7 +164,7 @@ def _targets(saved: OpenCheckpoint, contents: RankContents) -> LoadTargets:
                 f"several elements of {key} share memory (expand()), so nothing can be loaded into it"
             )
     blanks: dict[str, TensorInPieces] = {}
-    for key, entry in entries.items():
+    for key, entry in contents.tensors.items():
         pieces = {offset: torch.zeros_like(piece, device="cpu") for offset, piece in entry.pieces.items()}
         blanks[key] = TensorInPieces(entry.shape, entry.dtype, pieces)
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
@@ -178,7 +173,7 @@ def _targets(saved: OpenCheckpoint, contents: RankContents) -> LoadTargets:
             blanks[item.key(name)] = in_pieces(tensor, item.boxes_of(name))
     _check_groups(saved, contents.stepped)
     groups = {item.param: saved.manifest.groups[item.name]["group"] for item in contents.stepped}
-    return LoadTargets(entries, blanks, states, groups)
+    return LoadTargets(contents.tensors, blanks, states, groups)
 
 
 def _saved_dtype(saved: OpenCheckpoint, key: str, shape: Iterable[int]) -> torch.dtype:
@@ -221,13 +216,8 @@ def _check_groups(saved: OpenCheckpoint, stepped: Sequence[SteppedParameter]) ->
 
 
 def _read(saved: OpenCheckpoint, targets: LoadTargets) -> dict[str, Any]:
-    read(saved.folder, saved.manifest, targets.blanks)
-    with saved.folder.open(EXTRA) as file:
-        data = file.read()
-    try:
-        extra = load_plain(data)
-    except Exception as error:
-        raise CheckpointError(f"{saved.folder.path / EXTRA} cannot be read: {one_line(error)}") from error
+    read_pieces(saved.folder, saved.manifest, targets.blanks)
+    extra = read_plain(saved.folder, EXTRA)
     if type(extra) is not dict:
         raise CheckpointError(f"{saved.folder.path / EXTRA} holds a {type(extra).__name__}, not a dict")
     return extra

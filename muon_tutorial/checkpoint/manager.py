@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, UsageError
-from ..step.parameter_state import local_part
 from . import folders
 from .loading import load_found
 from .meeting import call_meeting, one_line
+from .piece_files import Place
 from .rank_contents import Rename, Saveable
-from .saving import ContentsToSave, Save, contents_to_save
+from .saving import ContentsToSave, contents_to_save, save_together
 from .verify_files import damage_of, open_checkpoint
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class CheckpointManager:
             raise UsageError(f"keep is the number of checkpoints to keep, at least 1, not {keep!r}")
         self.folder = folders.target_of(folder)
         self.keep = keep
-        self._buffers: dict[str, Tensor] = {}  # reused, because allocating takes longer than copying
+        self._buffers: dict[Place, Tensor] = {}  # reused, because allocating takes longer than copying
         self._pending: PendingSave | None = None
 
     def save(
@@ -105,7 +106,8 @@ class CheckpointManager:
             found = contents_to_save(model, optimizer, extra, rename)
             return found if wait else self._copied(found)
 
-        save = Save(
+        save = partial(
+            save_together,
             meeting,
             target,
             "put aside",
@@ -114,22 +116,25 @@ class CheckpointManager:
             finish=lambda: self._point_to(target, meeting.id),
         )
         if wait:
-            save.run()
+            save()
             return PendingSave(None)
         thread = ThreadPoolExecutor(1)
-        self._pending = PendingSave(thread.submit(save.run))
+        self._pending = PendingSave(thread.submit(save))
         thread.shutdown(wait=False)  # the thread ends once it has saved
         return self._pending
 
     def _copied(self, contents: ContentsToSave) -> ContentsToSave:
         """Copy the tensors to CPU memory, into the buffers of the previous copy where they fit."""
+        before, self._buffers = self._buffers, {}
         tensors = {}
-        for key, (tensor, place) in contents.tensors.items():
-            local, buffer = local_part(tensor).detach(), self._buffers.get(key)
-            if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
-                buffer = torch.empty_like(local, device="cpu")
-            tensors[key] = buffer.copy_(local), place
-        self._buffers = {key: its for key, (its, _) in tensors.items()}
+        for key, tensor in contents.tensors.items():
+            copies = {}
+            for offset, piece in tensor.pieces.items():
+                buffer = before.get((key, offset))
+                if buffer is None or (buffer.shape, buffer.dtype) != (piece.shape, piece.dtype):
+                    buffer = torch.empty_like(piece, device="cpu")
+                copies[offset] = self._buffers[key, offset] = buffer.copy_(piece)
+            tensors[key] = replace(tensor, pieces=copies)
         return replace(contents, tensors=tensors)
 
     def wait(self) -> None:

@@ -12,7 +12,6 @@ import math
 import os
 import pickle
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -124,41 +123,41 @@ def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -
     return pickle.dumps(Metadata(described, None, places, StorageMeta(save_id=save_id)))
 
 
-def read(folder: OpenFolder, manifest: Manifest, entries: Mapping[str, TensorInPieces]) -> None:
+def read_pieces(folder: OpenFolder, manifest: Manifest, entries: Mapping[str, TensorInPieces]) -> None:
     """Read this rank's pieces into the tensors of ``entries``. Does not communicate.
 
     Raises:
         CheckpointError: a box is not what the manifest says, or the boxes do not cover a piece.
     """
-    with ExitStack() as held:
-        files: dict[str, IO[bytes]] = {}
-        for key, entry in entries.items():
-            mine = [(Box(offset, tuple(its.shape)), its) for offset, its in entry.pieces.items()]
-            missing = [torch.ones(piece.shape, dtype=torch.bool) for _, piece in mine]
-            for saved in manifest.tensors[key].boxes:
-                box = Box(saved.offset, saved.shape)
-                shared = [box.overlap(own) for own, _ in mine]
-                if not any(both.numel for both in shared):
-                    continue
-                if saved.file not in files:
-                    files[saved.file] = held.enter_context(folder.open(saved.file))
-                tensor = _saved_box(folder, files[saved.file], saved, entry.dtype)
-                for (own, piece), left, both in zip(mine, missing, shared, strict=True):
-                    if both.numel:
-                        here = both.seen_from(own).slices
-                        piece[here] = tensor[both.seen_from(box).slices]
-                        left[here] = False
-            if any(left.any() for left in missing):
-                raise CheckpointError(f"{folder.path}: boxes of {key} overlap, and do not cover all of it")
+    for key, entry in entries.items():
+        mine = [(Box(offset, tuple(its.shape)), its) for offset, its in entry.pieces.items()]
+        missing = [torch.ones(piece.shape, dtype=torch.bool) for _, piece in mine]
+        for saved in manifest.tensors[key].boxes:
+            box = Box(saved.offset, saved.shape)
+            shared = [box.overlap(own) for own, _ in mine]
+            if not any(both.numel for both in shared):
+                continue
+            tensor = read_plain(folder, saved.file, saved.start, saved.size)
+            is_plain = (
+                type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            )
+            if not is_plain or tensor.shape != saved.shape or tensor.dtype != entry.dtype:
+                raise CheckpointError(f"{folder.path / saved.file} does not hold what manifest.json says")
+            for (own, piece), left, both in zip(mine, missing, shared, strict=True):
+                if both.numel:
+                    here = both.seen_from(own).slices
+                    piece[here] = tensor[both.seen_from(box).slices]
+                    left[here] = False
+        if any(left.any() for left in missing):
+            raise CheckpointError(f"{folder.path}: boxes of {key} overlap, and do not cover all of it")
 
 
-def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.dtype) -> Tensor:
-    file.seek(box.start)
+def read_plain(folder: OpenFolder, name: str, start: int = 0, size: int = -1) -> Any:
+    """Read what ``torch.save`` wrote into a file, from ``start`` on; never runs code from the file."""
+    with folder.open(name) as file:
+        file.seek(start)
+        data = file.read(size)
     try:
-        tensor = load_plain(file.read(box.size))
+        return load_plain(data)
     except Exception as error:
-        raise CheckpointError(f"{folder.path / box.file} cannot be read: {one_line(error)}") from error
-    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not is_plain or tensor.shape != box.shape or tensor.dtype != dtype:
-        raise CheckpointError(f"{folder.path / box.file} does not hold what manifest.json says")
-    return tensor
+        raise CheckpointError(f"{folder.path / name} cannot be read: {one_line(error)}") from error

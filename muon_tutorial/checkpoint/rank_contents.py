@@ -58,7 +58,7 @@ class TensorInPieces:
 
 def in_pieces(tensor: Tensor, held: HeldBoxes) -> TensorInPieces:
     """This rank's pieces of a tensor, one for each box that is not empty; they share its storage."""
-    local = local_part(tensor)
+    local = local_part(tensor.detach())
     boxes = [box for box in held.boxes if box.numel or not math.prod(held.shape)]
     if len(boxes) == 1 and boxes[0].shape == tuple(local.shape):
         return TensorInPieces(held.shape, local.dtype, {boxes[0].offset: local})
@@ -120,9 +120,12 @@ class SteppedParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankContents:
-    """What this rank saves or loads: tensors by name, and the parameters that the optimizer steps."""
+    """What this rank saves or loads: the model's tensors, and the parameters that the optimizer steps.
 
-    tensors: dict[str, tuple[Tensor, HeldBoxes]]
+    The keys of ``tensors`` are those of the checkpoint; ``buffers`` are some of them.
+    """
+
+    tensors: dict[str, TensorInPieces]
     buffers: set[str]
     stepped: list[SteppedParameter]
 
@@ -147,8 +150,8 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     places |= {
         param: [_unplanned_boxes(name, param, at)] * 2 for param, name in names.items() if param not in places
     }
-    tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
-    tensors |= {name: (buffer, _unplanned_boxes(name, buffer, at)) for name, buffer in buffers}
+    tensors = {f"model.{name}": in_pieces(param, places[param][0]) for param, name in names.items()}
+    passive = {f"model.{name}": in_pieces(it, _unplanned_boxes(name, it, at)) for name, it in buffers}
     stepped = []
     for kind, part in parts.items():
         for label, param, group in all_named(part.param_groups):
@@ -156,7 +159,7 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
                 raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
             state = part.state.get(param, {})
             stepped.append(SteppedParameter(names[param], kind, param, group, state, *places[param]))
-    return RankContents(tensors, set(dict(buffers)), stepped)
+    return RankContents(tensors | passive, set(passive), stepped)
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:

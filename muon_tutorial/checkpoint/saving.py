@@ -6,13 +6,13 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import CheckpointError
 from . import folders, manifest
@@ -21,7 +21,7 @@ from .folders import Existing
 from .meeting import Meeting, call_meeting, one_line
 from .piece_files import Place, Written, divide, metadata_for_other_tools, saved_tensors, write_pieces
 from .plain_data import dump_plain
-from .rank_contents import HeldBoxes, Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces
+from .rank_contents import Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces
 
 EXTRA = "extra.pt"
 
@@ -59,14 +59,14 @@ def save_checkpoint(
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
-    Save(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename)).run()
+    save_together(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContentsToSave:
-    """What this rank has to save: tensors with their boxes, the parameters' records, ``extra`` as bytes."""
+    """What this rank has to save: its pieces of tensors, the parameters' records, ``extra`` as bytes."""
 
-    tensors: dict[str, tuple[Tensor, HeldBoxes]]
+    tensors: dict[str, TensorInPieces]
     buffers: set[str]
     groups: dict[str, dict[str, Any]]
     extra: bytes
@@ -80,16 +80,16 @@ def contents_to_save(
         raise CheckpointError(f"extra must be a dict of values to save with the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
     _warn_of_extra_state(model)
-    tensors = {f"model.{name}": placed for name, placed in contents.tensors.items()}
+    tensors = dict(contents.tensors)
     for item in contents.stepped:
-        tensors |= {item.key(entry): (its, item.boxes_of(entry)) for entry, its in item.tensors.items()}
-    buffers = {f"model.{name}" for name in contents.buffers}
+        for entry, tensor in item.tensors.items():
+            tensors[item.key(entry)] = in_pieces(tensor, item.boxes_of(entry))
     groups = {item.name: item.record for item in contents.stepped}
     for name, record in groups.items():
         manifest.record_to_json(name, record)
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     saved_extra = dump_plain("extra", dict(extra or {})) if is_first else b""
-    return ContentsToSave(tensors, buffers, groups, saved_extra)
+    return ContentsToSave(tensors, contents.buffers, groups, saved_extra)
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
@@ -105,89 +105,84 @@ def _warn_of_extra_state(model: nn.Module) -> None:
         )
 
 
-@dataclass(slots=True, eq=False)
-class Save:
-    """One save. ``contents`` returns what this rank saves. Rank 0 also makes the draft and moves it.
+def save_together(
+    meeting: Meeting,
+    target: Path,
+    existing: Existing,
+    contents: Callable[[], ContentsToSave],
+    guard: Path | None = None,
+    finish: Callable[[], None] = lambda: None,
+) -> None:
+    """Save, together with the other ranks of the meeting. ``contents`` returns what this rank saves.
 
-    Rank 0 calls ``finish`` when it has moved the draft, before it answers the other ranks. ``guard`` is a
-    path that rank 0 locks during the save, in addition to the folder.
+    Rank 0 also makes the draft and moves it. It calls ``finish`` when it has moved the draft, before it
+    answers the other ranks. ``guard`` is a path that rank 0 locks during the save, in addition to the target.
     """
+    summaries: list[SaveSummary] = []  # of all ranks, on rank 0
 
-    meeting: Meeting
-    folder: Path
-    existing: Existing
-    contents: Callable[[], ContentsToSave]
-    guard: Path | None = None
-    finish: Callable[[], None] = lambda: None
-    _draft: Path = Path()
-    _summaries: list[SaveSummary] = field(default_factory=list)
-    _files: dict[str, manifest.SavedFile] = field(default_factory=dict)
+    def prepare() -> tuple[ContentsToSave, SaveSummary]:
+        own = contents()
+        outlines = {key: outline(tensor, key in own.buffers) for key, tensor in own.tensors.items()}
+        return own, SaveSummary(str(target), own.groups, outlines, own.buffers)
 
-    def run(self) -> None:
-        """Save, together with the other ranks of the meeting."""
-        rank = self.meeting.rank
-        with ExitStack() as held:
-            (entries, extra), (draft, share) = self.meeting.agree(
-                "prepare its part", self._prepare, lambda parts: self._begin(parts, held)
+    with ExitStack() as held:
+
+        def begin(parts: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
+            """Compare the ranks, make a draft under a lock, and divide the work."""
+            for folder, groups, outlines, buffers in parts:
+                named = {key: TensorOutline(*its) for key, its in outlines.items()}
+                summaries.append(SaveSummary(folder, groups, named, buffers))
+            check_alike(summaries)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for path in filter(None, (guard, target)):
+                held.enter_context(folders.locked(path))
+            draft = folders.make_draft(target, meeting.id, existing, manifest.NAME)
+            held.callback(rmtree, draft, ignore_errors=True)
+            return [(str(draft), share) for share in divide(summaries)]
+
+        own, (draft, share) = meeting.agree("prepare its part", prepare, begin)
+
+        def write() -> tuple[None, Written | None]:
+            path = Path(draft, f"__{meeting.rank}_0.distcp")
+            return None, write_pieces(path, own.tensors, share) if share else None
+
+        def complete(answers: Sequence[Written | None]) -> list[None]:
+            written = [Written(*each) if each else None for each in answers]
+            _complete_draft(Path(draft), meeting.id, summaries, written, own.extra)
+            folders.commit(Path(draft), target)
+            try:
+                folders.sync_folder(target.parent)
+                folders.remove_leftovers(target)
+                finish()
+            except OSError as error:
+                warnings.warn(f"{target} is saved, but: {one_line(error)}", stacklevel=2)
+            return [None] * len(answers)
+
+        meeting.agree("write its files", write, complete)
+
+
+def _complete_draft(
+    draft: Path,
+    save_id: str,
+    summaries: Sequence[SaveSummary],
+    written: Sequence[Written | None],
+    extra: bytes,
+) -> None:
+    """Add the files that make the draft a checkpoint. The manifest is written last."""
+    tensors = saved_tensors(summaries, written)
+    files: dict[str, manifest.SavedFile] = {}
+    for name, data in ((EXTRA, extra), (".metadata", metadata_for_other_tools(save_id, tensors))):
+        folders.write_file(draft / name, data)
+        files[name] = manifest.SavedFile(len(data), manifest.sha256(data))
+    for each in filter(None, written):
+        path = draft / each.file
+        if not path.is_file() or path.stat().st_size != each.size:
+            raise CheckpointError(
+                f"rank 0 does not find the {each.size} bytes of {each.file} that were written to "
+                f"{draft}: the ranks must share the file system of a checkpoint"
             )
-
-            def write() -> tuple[None, Written | None]:
-                if rank == 0:
-                    self._write(EXTRA, extra)
-                path = Path(draft, f"__{rank}_0.distcp")
-                return None, write_pieces(path, entries, share) if share else None
-
-            self.meeting.agree("write its files", write, self._complete)
-
-    def _prepare(self) -> tuple[tuple[dict[str, TensorInPieces], bytes], SaveSummary]:
-        contents = self.contents()
-        entries = {key: in_pieces(*placed) for key, placed in contents.tensors.items()}
-        outlines = {key: outline(entry, key in contents.buffers) for key, entry in entries.items()}
-        summary = SaveSummary(str(self.folder), contents.groups, outlines, contents.buffers)
-        return (entries, contents.extra), summary
-
-    def _begin(self, parts: Sequence[SaveSummary], held: ExitStack) -> list[tuple[str, list[Place]]]:
-        """Compare the ranks, make a draft under a lock, and divide the work."""
-        self._summaries = [
-            SaveSummary(folder, groups, {key: TensorOutline(*its) for key, its in outlines.items()}, buffers)
-            for folder, groups, outlines, buffers in parts
-        ]
-        check_alike(self._summaries)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        for target in (self.guard, self.folder):
-            if target is not None:
-                held.enter_context(folders.locked(target))
-        self._draft = folders.make_draft(self.folder, self.meeting.id, self.existing, manifest.NAME)
-        held.callback(rmtree, self._draft, ignore_errors=True)
-        return [(str(self._draft), share) for share in divide(self._summaries)]
-
-    def _write(self, name: str, data: bytes) -> None:
-        folders.write_file(self._draft / name, data)
-        self._files[name] = manifest.SavedFile(len(data), manifest.sha256(data))
-
-    def _complete(self, answers: Sequence[Written | None]) -> list[None]:
-        """Add the files that make the draft complete, and move it into place."""
-        written = [Written(*each) if each else None for each in answers]
-        tensors = saved_tensors(self._summaries, written)
-        self._write(".metadata", metadata_for_other_tools(self.meeting.id, tensors))
-        for each in filter(None, written):
-            self._files[each.file] = manifest.SavedFile(each.size, each.sha256)
-        for name, file in self._files.items():
-            path = self._draft / name
-            if not path.is_file() or path.stat().st_size != file.size:
-                raise CheckpointError(
-                    f"rank 0 does not find the {file.size} bytes of {name} that were written to "
-                    f"{self._draft}: the ranks must share the file system of a checkpoint"
-                )
-        groups = {name: its for each in self._summaries for name, its in each.groups.items()}
-        data = manifest.to_bytes(manifest.Manifest(self.meeting.id, self._files, tensors, groups))
-        manifest.from_bytes(data)  # this is a check: it raises if a load could not read the file
-        self._write(manifest.NAME, data)
-        folders.commit(self._draft, self.folder)
-        try:
-            folders.sync_folder(self.folder.parent)
-            folders.remove_leftovers(self.folder)
-            self.finish()
-        except OSError as error:
-            warnings.warn(f"{self.folder} is saved, but: {one_line(error)}", stacklevel=2)
-        return [None] * len(answers)
+        files[each.file] = manifest.SavedFile(each.size, each.sha256)
+    groups = {name: its for each in summaries for name, its in each.groups.items()}
+    whole = manifest.to_bytes(manifest.Manifest(save_id, files, tensors, groups))
+    manifest.from_bytes(whole)  # this is a check: it raises if a load could not read the file
+    folders.write_file(draft / manifest.NAME, whole)

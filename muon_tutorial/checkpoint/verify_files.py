@@ -78,11 +78,11 @@ def verify_hashes(saved: OpenCheckpoint, rank: int, ranks: int) -> None:
             )
 
 
-def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """A line about damage in this rank's share of a checkpoint's files; None if there is no damage."""
+def damage_of(path: Path) -> str | None:
+    """A line about damage in a checkpoint's files; None if there is no damage."""
     try:
         with opened(path) as folder:
-            verify_hashes(open_checkpoint(folder), rank, ranks)
+            verify_hashes(open_checkpoint(folder), rank=0, ranks=1)
     except (CheckpointError, OSError) as error:
         return one_line(error)
     return None
