@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -41,32 +39,6 @@ def test_a_lock_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path) -> No
         threading.Timer(0.2, dying.close).start()
         with folders.locked(tmp_path / "a", patience=30.0):
             assert os.listdir(tmp_path) == [".a.lock"]
-
-
-SAVER = """
-import fcntl, os, time
-held = os.open(".a.lock", os.O_RDWR | os.O_CREAT)
-fcntl.flock(held, fcntl.LOCK_EX)
-os.write(held, b"process 1 on here")
-os.mkdir(".a.draft-{0}")
-print("saves", flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_save_right_after_a_saver_was_killed_replaces_what_that_one_left(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *trained(1))
-    before = (tmp_path / "a" / "manifest.json").read_bytes()
-    script = [sys.executable, "-c", SAVER.format(SOMEBODY)]
-    with subprocess.Popen(script, cwd=tmp_path, stdout=subprocess.PIPE) as saver:
-        assert saver.stdout is not None
-        assert saver.stdout.readline() == b"saves\n"
-        with pytest.raises(CheckpointError, match="process 1 on here is saving to"):
-            save_checkpoint(tmp_path / "a", *trained(2), existing="replace")
-        saver.kill()
-        save_checkpoint(tmp_path / "a", *trained(2), existing="replace")
-    assert os.listdir(tmp_path) == ["a"]
-    assert (tmp_path / "a" / "manifest.json").read_bytes() != before
 
 
 def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:

@@ -274,7 +274,9 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
         folder = tmp_path / str(number)
         had = prepared(scene, folder)
         child = stopped_within(lambda folder=folder: scene.save(folder, NEW), number)  # type: ignore[misc]
-        with pytest.raises(CheckpointError, match=r"is saving to|is not an empty folder"):
+        with pytest.raises(
+            CheckpointError, match=rf"process {child} on \S+ is saving to|is not an empty folder"
+        ):
             scene.save(folder, OTHER)
         os.kill(child, signal.SIGCONT if end == "goes on" else signal.SIGKILL)
         assert end_of(child) == (SAVED if end == "goes on" else -signal.SIGKILL)

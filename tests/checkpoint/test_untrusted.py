@@ -1,4 +1,4 @@
-"""Forged files: nothing in them is executed, and no file outside the folder is opened.
+"""Forged files and messages: nothing in them is executed, and no file outside the folder is opened.
 
 The forger knows the format: sizes and hashes are right, and only the content is malicious.
 """
@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from muon_tutorial.checkpoint import load_checkpoint, manifest, save_checkpoint
+from muon_tutorial.checkpoint.plain_data import pack, unpack
 from muon_tutorial.errors import CheckpointError
 
 from .models import bits, fresh, same, trained
@@ -115,11 +117,6 @@ def assert_refused(folder: Path, complaint: str) -> None:
         load_checkpoint(folder, model, both)
     assert "\n" not in str(caught.value)
     assert same(before, bits(model, both))
-
-
-def test_a_forgery_without_malice_is_read(saved: Path) -> None:
-    forge(saved)
-    assert load_checkpoint(saved, *fresh()) == {"step": 2}
 
 
 @pytest.mark.parametrize("name", GADGETS)
@@ -330,3 +327,33 @@ def test_everything_that_resuming_needs_can_be_saved(tmp_path: Path) -> None:
     assert found["rng"][1] == extra["rng"][1]
     assert torch.equal(found["rng"][0], extra["rng"][0])
     assert found["position"] == extra["position"]
+
+
+# --- messages between ranks ---------------------------------------------------------------------------------
+
+
+def test_messages_arrive_as_they_were_and_objects_are_not_sent() -> None:
+    message = {(0, 1): ["a", {"x"}, None, True, 0.1, float("inf")], "b": (2,)}
+    assert unpack(pack(message)) == message
+    with pytest.raises(CheckpointError, match="is a Reduced, which a checkpoint cannot hold"):
+        pack([Reduced(print, ("x",))])
+
+
+EXITS = pickle.dumps(Reduced(exec, ("raise SystemExit('executed')",)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        EXITS,
+        zlib.compress(EXITS),
+        zlib.compress(b'{"Popen": {"args": "true"}}'),
+        zlib.compress(b'{"tuple": 1}'),
+        zlib.compress(b"[" * 10**6),
+        zlib.compress(b"{}"),
+        zlib.compress(bytes(1000))[:-8],
+    ],
+)
+def test_a_message_that_no_rank_wrote_is_one_error(data: bytes) -> None:
+    with pytest.raises(CheckpointError, match="the ranks' store holds a value that no rank wrote"):
+        unpack(data)
