@@ -7,12 +7,17 @@ rows.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from muon_tutorial import Box, split_parameters
+from muon_tutorial.optimizer.split_table import Verdict
+from muon_tutorial.plan.matrix import part_boxes
 
 PRODUCTS = {
     *("mul", "mul_", "rmul", "matmul", "rmatmul", "bmm", "baddbmm", "einsum"),
@@ -45,8 +50,36 @@ class Operands(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def lines_used_together(
-    model: nn.Module, params: Sequence[Tensor], dims: Sequence[int], inputs: Any, by_head: bool = False
+def filled(model: nn.Module, std: float) -> nn.Module:
+    """The model, with weights such that no activation blocks its input."""
+    torch.manual_seed(0)
+    for param in model.parameters():
+        nn.init.normal_(param.detach(), std=std) if param.ndim > 1 else param.detach().uniform_(0.1, 0.5)
+    return model
+
+
+def hidden(model: nn.Module, **options: Any) -> list[Verdict]:
+    """The parameters that ``split_parameters`` gives to Muon; users need not state any layout."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The names of")
+        return [it for it in split_parameters(model, **options).verdicts if it.who == "Muon"]
+
+
+def wrong_parts(model: nn.Module, inputs: Any, **options: Any) -> dict[str, object]:
+    """For each weight whose parts are not those that the model uses: the used parts, and ours."""
+    its = hidden(model, **options)
+    by_head = options.get("heads") == "apart"
+    used = _lines_used_together(model, [it.param for it in its], [_dim(it) for it in its], inputs, by_head)
+    return {
+        it.name: (theirs, mine)
+        for it, stack in zip(its, used, strict=True)
+        for theirs, mine in zip(stack, _own_parts(it), strict=True)
+        if theirs and theirs != mine
+    }
+
+
+def _lines_used_together(
+    model: nn.Module, params: Sequence[Tensor], dims: Sequence[int], inputs: Any, by_head: bool
 ) -> list[list[set[frozenset[int]]]]:
     """For each matrix of each parameter, group its lines: lines of one set influence the same operands.
 
@@ -75,3 +108,24 @@ def _alike(lines: Tensor) -> set[frozenset[int]]:
         if any(reaches):
             alike.setdefault(tuple(reaches), []).append(index)
     return {frozenset(its) for its in alike.values()}
+
+
+def _own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
+    """For each matrix of a stack: the lines of each part, as sets."""
+    shape = tuple(verdict.param.shape)
+    lines = torch.arange(shape[_dim(verdict)])
+    lines = lines[None, :] if verdict.transposed else lines[:, None]
+    numbers = lines.expand(shape)
+    stacks: dict[tuple[int, ...], set[frozenset[int]]] = {}
+    places = part_boxes(shape, verdict.parts, verdict.transposed)
+    for box, runs in places or [(Box((0,) * len(shape), shape), None)]:
+        index: list[Any] = list(box.slices)
+        if runs is not None:
+            index[runs.dim] = [box.offset[runs.dim] + runs.line(i) for i in range(box.shape[runs.dim])]
+        part = frozenset(numbers[tuple(index)].flatten().tolist())
+        stacks.setdefault(box.offset[:-2], set()).add(part)
+    return [stacks[lead] for lead in sorted(stacks)]
+
+
+def _dim(verdict: Verdict) -> int:
+    return -1 if verdict.transposed else -2

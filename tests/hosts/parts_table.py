@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from muon_tutorial import split_parameters
-
+from .operands import hidden
 from .test_model_parts import VARIANTS, build
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parts.md"
@@ -18,9 +17,9 @@ TABLE = re.compile(
 def table() -> str:
     """A line for each fused weight and layout, with the models that have it."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, (kind, sizes) in VARIANTS.items():
-        for it in split_parameters(build(kind, **sizes), experts="muon").verdicts:
-            if it.who == "Muon" and it.parts not in (None, "stack"):
+    for name in VARIANTS:
+        for it in hidden(build(name), experts="muon"):
+            if it.parts not in (None, "stack"):
                 words = [word for word in it.name.split(".") if not word.isdigit()]
                 weight = words[-2] if words[-1] == "weight" else words[-1]
                 row = weight, it.why, f"`{it.parts}`{', transposed' if it.transposed else ''}"

@@ -7,21 +7,16 @@ show which rows belong together (``operands``). A weight that is not fused must 
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Box, split_parameters
-from muon_tutorial.optimizer.split_parameters import Heads
-from muon_tutorial.optimizer.split_table import Verdict
-from muon_tutorial.plan.matrix import part_boxes
 from scripts import parts
 
 from ..exhaustive import left_out
-from .operands import lines_used_together
+from .operands import filled, wrong_parts
 
 transformers: Any = pytest.importorskip("transformers", minversion="5", reason="needs the names of version 5")
 
@@ -121,18 +116,16 @@ def config_of(name: str, **sizes: Any) -> Any:
     return kind(**{**fits, **sizes})
 
 
-def build(name: str, **sizes: Any) -> nn.Module:
+def build(variant: str) -> nn.Module:
     """A tiny model with weights such that no activation blocks its input."""
+    name, sizes = VARIANTS[variant]
     config = config_of(name, **sizes)
     is_mllama = name == "mllama_text_model"
     make = transformers.MllamaTextModel._from_config if is_mllama else transformers.AutoModel.from_config
     model = make(config, attn_implementation="eager").double().eval()
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
-    torch.manual_seed(0)
-    for param in model.parameters():
-        nn.init.normal_(param.detach(), std=0.1) if param.ndim > 1 else param.detach().uniform_(0.1, 0.5)
-    return model
+    return filled(model, std=0.1)
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
@@ -150,45 +143,6 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
     return {"input_ids": ids, **both}
 
 
-def own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
-    """For each matrix of a stack: the lines of each part, as sets."""
-    shape = tuple(verdict.param.shape)
-    lines = torch.arange(shape[_dim(verdict)])
-    lines = lines[None, :] if verdict.transposed else lines[:, None]
-    numbers = lines.expand(shape)
-    stacks: dict[tuple[int, ...], set[frozenset[int]]] = {}
-    places = part_boxes(shape, verdict.parts, verdict.transposed)
-    for box, runs in places or [(Box((0,) * len(shape), shape), None)]:
-        index: list[Any] = list(box.slices)
-        if runs is not None:
-            index[runs.dim] = [box.offset[runs.dim] + runs.line(i) for i in range(box.shape[runs.dim])]
-        part = frozenset(numbers[tuple(index)].flatten().tolist())
-        stacks.setdefault(box.offset[:-2], set()).add(part)
-    return [stacks[lead] for lead in sorted(stacks)]
-
-
-def _dim(verdict: Verdict) -> int:
-    return -1 if verdict.transposed else -2
-
-
-def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """For each weight whose parts are not those that the model uses: the used parts, and ours."""
-    kind, sizes = VARIANTS[name]
-    model = build(kind, **sizes)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The names of")  # users need not state any layout
-        split = split_parameters(model, experts="muon", heads=heads)
-    hidden = [it for it in split.verdicts if it.who == "Muon"]
-    params, dims = [it.param for it in hidden], [_dim(it) for it in hidden]
-    used = lines_used_together(model, params, dims, inputs_of(model), by_head=heads == "apart")
-    return {
-        it.name: (its, mine)
-        for it, stack in zip(hidden, used, strict=True)
-        for its, mine in zip(stack, own_parts(it), strict=True)
-        if its and its != mine
-    }
-
-
 USUAL = (
     *("bloom", "codegen", "deepseek_v3", "falcon, new", "falcon, one key", "gpt2", "gpt_bigcode", "gpt_neox"),
     *("gpt_oss", "jetmoe", "llama", "llama4_text", "mamba", "mamba2", "mixtral", "modernbert", "mpt", "phi3"),
@@ -199,20 +153,20 @@ USUAL = (
 
 @pytest.mark.parametrize("name", [name if name in USUAL else left_out(name) for name in VARIANTS])
 def test_parts_are_those_that_the_model_uses(name: str) -> None:
-    assert wrong_parts(name) == {}
+    model = build(name)
+    assert wrong_parts(model, inputs_of(model), experts="muon") == {}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gpt_neox", "falcon, new", "deepseek_v3"])
 def test_heads_apart_are_the_models_heads(name: str) -> None:
-    assert wrong_parts(name, heads="apart") == {}
+    model = build(name)
+    assert wrong_parts(model, inputs_of(model), experts="muon", heads="apart") == {}
 
 
 def test_a_layout_that_is_not_the_models_is_seen() -> None:
     model = build("gpt_neox")
     halves = {"*.query_key_value.weight": (32, 32, 32)}
-    hidden = [it for it in split_parameters(model, parts=halves).verdicts if it.parts]
-    used = lines_used_together(model, [it.param for it in hidden], [-2] * len(hidden), inputs_of(model))
-    assert all(stack != own_parts(it) for it, stack in zip(hidden, used, strict=True))
+    assert len(wrong_parts(model, inputs_of(model), parts=halves)) == 2
 
 
 def test_the_page_shows_todays_table_and_picture() -> None:

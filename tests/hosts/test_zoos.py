@@ -19,10 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from muon_tutorial import split_parameters
-from muon_tutorial.optimizer.split_table import Verdict
 
-from .operands import lines_used_together
-from .test_model_parts import own_parts
+from .operands import filled, hidden, wrong_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,13 @@ class Layer:
     beside: tuple[Any, ...] = ()
 
     def build(self) -> nn.Module:
-        """The layer, with weights such that no activation blocks its input."""
         module, name = self.path.rsplit(".", 1)
         if module == __name__:
             made: nn.Module = globals()[name](*self.arguments)
         else:
             pytest.importorskip(module.split(".")[0])
             made = getattr(importlib.import_module(module), name)(*self.arguments, **self.options)
-        torch.manual_seed(0)
-        for param in made.parameters():
-            nn.init.normal_(param.detach(), std=0.3) if param.ndim > 1 else param.detach().uniform_(0.1, 0.5)
-        return Taking(made, self.beside).double().eval()
+        return Taking(filled(made, std=0.3), self.beside).double().eval()
 
 
 class Taking(nn.Module):
@@ -171,28 +165,13 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "parts.md"
 LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 
-def hidden(model: nn.Module) -> list[Verdict]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The names of")  # users need not state any layout
-        return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
-
-
 @pytest.mark.parametrize("name", [name for name in LAYERS if name not in GATES])
 def test_parts_are_those_that_the_layer_uses(name: str) -> None:
     layer = LAYERS[name]
     model = layer.build()
-    its = hidden(model)
     x = torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)).double()
-    params: list[Tensor] = [it.param for it in its]
-    used = lines_used_together(model, params, [-2] * len(its), {"x": x})
-    assert any(it.parts for it in its)
-    wrong = {
-        it.name: (used_parts, mine)
-        for it, stack in zip(its, used, strict=True)
-        for used_parts, mine in zip(stack, own_parts(it), strict=True)
-        if used_parts and used_parts != mine
-    }
-    assert wrong == {}
+    assert any(it.parts for it in hidden(model))
+    assert wrong_parts(model, {"x": x}) == {}
 
 
 @pytest.mark.parametrize("rows", SEPARATE.values(), ids=SEPARATE)
