@@ -2,11 +2,11 @@
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of bytes,
-measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
-the same ratio for the step's calls of torch.distributed and its sleeps alone. A second table has steps
+writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks, these files hold a rank's peak of
+bytes, measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also
+hold the same ratio for the step's calls of torch.distributed and its sleeps alone. A second table has steps
 with real work, compared with ranks that divide the work and exchange nothing. Sleeping ranks need no core;
-their messages are real, and need some. The script takes five minutes.
+their messages are real, and need some.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ NOTES = (
 class SleepCase:
     """Matrices of ``shapes`` on ``ranks`` ranks; sleep replaces Newton–Schulz.
 
-    ``limit``: the strategies' ``round_bytes``; None leaves the default. ``longest``: the sleep of the
-    costliest matrix, in seconds.
+    ``limit``: the strategies' ``round_bytes``; None: the default. ``longest``: seconds for the costliest.
     """
 
     name: str
