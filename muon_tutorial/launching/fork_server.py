@@ -45,7 +45,7 @@ def end_without_parent(number=0, frame=None):  # also in the midst of an import,
             sys.exit(1)
 signal.signal(signal.SIGCONT, end_without_parent)
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/peers says why SIGCONT
+    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/process_table says why SIGCONT
 end_without_parent()
 from muon_tutorial.launching.fork_server import serve
 from muon_tutorial import *  # the optimizer, once for all ranks

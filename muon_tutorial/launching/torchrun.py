@@ -29,8 +29,8 @@ import torch.distributed as dist
 from ..errors import LaunchError, TutorialError, UsageError
 from .environment import TORCHRUN_NEEDS, loopback_variables
 from .errors_of_lost_ranks import in_one_line, is_about_lost_rank, says_gone
-from .peers import Peers, end_with_parent
 from .phase import keep_slot, own_line, own_phase
+from .process_table import Peers, end_with_parent
 from .standard_streams import flush_output
 from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out

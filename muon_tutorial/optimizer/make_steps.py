@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
-from ..guard.changes import check_momentum
 from ..guard.check_groups import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
+from ..guard.host_changes import check_momentum
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import TpDim, all_named, describe_matrices
 from ..plan.strategies import Builder, Plan, describe_plan, find_builder

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..newton_schulz import zeropower_via_newtonschulz
+from .checked_recipe import Form, Recipe, flops
 from .choices import CANDIDATES, Shape, shape_of
 from .iterate import LEAST_STACKED, orthogonalize
 from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
 from .products import LEAST_SYMMETRIC, full_float32, symmetric_share
-from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..newton_schulz import Triple, coefficients_per_step
+from .checked_recipe import Recipe
 from .choices import is_auto
 from .iterate import gram_polynomial
 from .named import RECIPES, STOCK, find_recipe
 from .products import full_float32, multiply, symmetric_multiply
-from .recipe import Recipe
 from .workspace import Workspace
 
 DIFFERENCE = 0.05

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..newton_schulz import DEFAULT_EPS, check_matrix
+from .checked_recipe import Polynomial, Recipe
 from .products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
-from .recipe import Polynomial, Recipe
 from .squares import evaluate
 from .workspace import ALIGNMENT, Workspace
 

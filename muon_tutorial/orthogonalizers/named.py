@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UsageError
 from ..newton_schulz import CANS, DEFAULT_STEPS, KELLER_JORDAN, POLAR_EXPRESS, YOU_JIACHENG, with_safety
-from .recipe import Polynomial, Recipe
+from .checked_recipe import Polynomial, Recipe
 from .squares import Squares
 
 STOCK = "stock"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from muon_tutorial.newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.checked_recipe import Recipe
 from muon_tutorial.orthogonalizers.gram import gram_recipe, orthogonalize_shard, packed_gram
 from muon_tutorial.orthogonalizers.named import RECIPES, SAFE_POLAR_EXPRESS
-from muon_tutorial.orthogonalizers.recipe import Recipe
 from muon_tutorial.orthogonalizers.workspace import Workspace
 from muon_tutorial.plan.matrix import SummedGram
 

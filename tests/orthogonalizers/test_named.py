@@ -12,6 +12,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, zeropower_via_newtonschulz
+from muon_tutorial.orthogonalizers.checked_recipe import Polynomial, Recipe, peak
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import (
     BOUNDS,
@@ -22,7 +23,6 @@ from muon_tutorial.orthogonalizers.named import (
     RECIPES,
     STOCK,
 )
-from muon_tutorial.orthogonalizers.recipe import Polynomial, Recipe, peak
 from scripts.lab.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
 
 from ..exhaustive import left_out

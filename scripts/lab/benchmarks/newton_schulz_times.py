@@ -18,11 +18,11 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 from muon_tutorial.evidence.tables import Cell, Table, TableRow, median_and_spread
 from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
 from muon_tutorial.orthogonalizers.calibration import Calibration
+from muon_tutorial.orthogonalizers.checked_recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
 from muon_tutorial.orthogonalizers.iterate import orthogonalize, run_length, runs_of_equals
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
 from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
-from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
 from .turns import in_milliseconds, take_turns
