@@ -337,8 +337,8 @@ lesson.explore_loads(live=widgets)
 # <details><summary>Answer</summary>
 #
 # With 1, 2, 4 and 8 the work is even, because each rank gets two square matrices for every large one, as the whole
-# model has. With 6 and 12 it is most uneven, because the same ranks get the large matrices of every layer, and nothing
-# else.
+# model has. Of the picture's numbers, 6 and 12 are most uneven, because a third of the ranks get all large matrices,
+# and nothing else.
 #
 # </details>
 #

@@ -168,7 +168,7 @@ print(meta)
 # Partial()     a summand on each rank   W[I, J]{U_tp}
 # ```
 #
-# Which hop undoes each of these? Say it, then look:
+# Which hop undoes each of these three? Say it, then run the cell:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -323,7 +323,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# All lessons so far led here, so stop first if you are tired. `job` does the arithmetic, and you write what moves.
+# All lessons so far led here. If you are tired, rest first. `job` does the arithmetic, and you write what moves.
 #
 # <details><summary>Hint</summary>
 #

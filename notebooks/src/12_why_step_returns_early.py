@@ -237,8 +237,9 @@ compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **sho
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Only the shorter of work and sending can be hidden behind the longer, so overlap saves most where the two take about
-# equally long. On 50 Mbit/s sending takes far longer than the work, and on 1 Gbit/s far less.
+# Only the shorter of work and sending can be hidden behind the longer, so overlap saves most where the two differ
+# least. On 50 Mbit/s sending takes far longer than the work, and on 1 Gbit/s far less. On the loopback one core does
+# both, so hardly anything can be hidden.
 #
 # ```python
 # best_link = "200 Mbit/s"
@@ -247,7 +248,7 @@ compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **sho
 # </details>
 
 # %% [markdown]
-# From which window on does 200 Mbit/s save nothing more?
+# From which window on does overlap save nothing more on 200 Mbit/s?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -305,8 +306,10 @@ for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# No, because there the share ends in time. All ranks must also ask in one order. Otherwise, where two gathers have the
-# same size, ranks would silently get each other's matrices.
+# No, because there the share ends in time.
+#
+# All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently get each
+# other's matrices.
 #
 # You can now hide messages, and the pipelines below begin afresh, so this is a good place to stop.
 #
@@ -393,7 +396,7 @@ again.check(forward, backward)
 #
 # If B left the state where its own dropout ended, the next F would change. In your training,
 # `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
-# al.](https://arxiv.org/abs/1604.06174) began with this in 2016. [Korthikanti et
+# al.](https://arxiv.org/abs/1604.06174) made this common in 2016. [Korthikanti et
 # al.](https://arxiv.org/abs/2205.05198) recompute only what is large and cheap, the middle of attention.
 #
 # ```python
@@ -525,7 +528,8 @@ print(lesson.say_about(recording))
 makespan = clocks.accepted_or(lesson.makespan)
 
 # %% [markdown]
-# With a window of 1, a rank computes and waits in turn. By your `makespan`, how long would it take with a window of 3?
+# With a window of 1, a rank computes and waits in turn. By your `makespan`, how long would the step take with a window
+# of 3?
 #
 # *Easy · 3 minutes · required*
 

@@ -275,7 +275,7 @@ found = {
     "0.57": ...,  # the communication, as the report found it: does yours come out as 0.57?
     "0.57 once": ...,  # with each collective counted once
     "1.1%": ...,  # Muon's optimizer as a part of the step, as the report found it
-    "1.1% on the GPU": ...,  # where the optimizer's work is done: its time there over all time there
+    "1.1% on the GPU": ...,  # the optimizer's work as a part of the GPU's time
     "2.1": ...,  # how many times slower async looked
     "2.1 as a span": ...,  # by the time that passes on the GPU, from its first event to its last
 }
@@ -313,8 +313,8 @@ for name, number in lesson.right_headlines().items():
 print(lesson.say_bytes())
 
 # %% [markdown]
-# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights.
-# You have taken three headlines apart, so this is a good place to stop.
+# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights. Three
+# headlines are taken apart, so this is a good place to stop.
 #
 # ## Waiting is not transfer
 #

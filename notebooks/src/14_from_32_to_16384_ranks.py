@@ -191,8 +191,8 @@ print(lesson.say_experts())
 # <details><summary>How tokens get to their experts</summary>
 #
 # In forward, each rank sends its tokens to the ranks that have their experts, and the results come back: two
-# all_to_alls, and two more in backward ([GShard](https://arxiv.org/abs/2006.16668)). Muon's step sends nothing from one
-# place along ep to another, because no expert has parts at two places.
+# all_to_alls, and two more in backward ([GShard](https://arxiv.org/abs/2006.16668)). For experts, Muon's step sends
+# nothing from one place along ep to another, because no expert has parts at two places.
 #
 # </details>
 #

@@ -430,8 +430,8 @@ print(my_muon.say_yours())
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
 # -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
-# with torch alone, and to the bits of one process. (This test runs all grids at once; the last fold's test runs one
-# grid after another.) Afterwards compare your page with the one that you put away.
+# with torch alone, and to the bits of one process. (This test runs all grids at once; the test in the lesson's last
+# fold runs one grid after another.) Afterwards compare your page with the one that you put away.
 #
 # The tests make a `DistributedMuon(params, mesh)`, and expect:
 #

@@ -154,5 +154,9 @@ def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
     return numbers(
         ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns."),
-        ("kept", plan.buckets[0].stored_shards(at)[0].numel, "dp cuts its columns into equal parts."),
+        (
+            "kept",
+            plan.buckets[0].stored_shards(at)[0].numel,
+            "dp cuts the flat list of its entries into equal parts.",
+        ),
     )
