@@ -108,11 +108,13 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--heads 3", "--width 16 must split into --heads 3 of equal and even width; try --width 12"),
         ("--width 18", "--width 18 must split into --heads 2 of equal and even width; try --width 16"),
         ("--out {}/file", "there is a file with this name"),
+        ("--out {}/file/run", "there is a file with this name"),
         ("--out {}/used", "already in use"),
         ("--out /proc/run", "cannot write the run folder /proc/run: "),  # no user can write there
         ("--steps 0", "at least 1"),
         ("--dp many", "'many'"),
         ("--lr nan", "positive"),
+        ("--lr inf", "positive"),
         ("--timeout 0", "positive"),
         ("--timeout nan", "positive"),
         ("--timeout 1e12", "1,000,000,000 at most"),

@@ -189,8 +189,8 @@ class CheckpointManager:
         """Load the newest checkpoint, or the checkpoint of ``step``; returns its ``extra``.
 
         Must be called by all ranks of the default process group; rank 0 looks for the newest checkpoint. If
-        the newest checkpoint is damaged, an older checkpoint is loaded, with a warning. Waits for a save that
-        is in progress.
+        the newest checkpoint is damaged, an older checkpoint is loaded, with a warning. If all are damaged,
+        warnings name the newer ones, and the error names the oldest. Waits for a save that is in progress.
 
         Raises:
             CheckpointError: there is no checkpoint, or ``load_checkpoint`` refuses it. Nothing has changed.

@@ -149,6 +149,10 @@ class _Held:
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
 
 
+def _call(function: Callable[..., Any], *given: Any) -> Any:
+    return function(*given)
+
+
 class Audit:
     """Records an optimizer's steps until ``stop`` is called, and keeps only the last step. See ``audit``."""
 
@@ -169,6 +173,7 @@ class Audit:
         for handle in (*self._hooks, *self._marks.values()):
             handle.remove()
         self._hooks, self._marks = [], {}
+        AROUND.set(_call)  # the last step may have failed before its post hook
 
     def report(self) -> AuditReport:
         """Stop, and report on the last step. All ranks must call it.
@@ -210,18 +215,19 @@ class Audit:
                 held.micro, self._micro[it.param] = self._micro.get(it.param, []), []
                 held.dropped = _differs(before.get(it.name), held)
                 self._before[it.name] = held
-        self._calls, self._planned = Counter(), _planned_calls(self.optimizer)
+        self._now = Counter[tuple[int, int]](), _planned_calls(self.optimizer)
         AROUND.set(self._count)
 
     def _count(self, function: Callable[..., Any], *given: Any) -> Any:
         if function in (zeropower_via_newtonschulz, orthogonalize):
             *stack, rows, columns = given[0].shape
-            self._calls[rows, columns] += math.prod(stack)
+            self._now[0][rows, columns] += math.prod(stack)
         return function(*given)
 
     def _look_again(self, *_: Any) -> None:
         """After a step: copy parameters and momenta."""
-        AROUND.set(lambda function, *given: function(*given))
+        AROUND.set(_call)
+        self._calls, self._planned = self._now
         params = {it.name: it.param for it in self._targets()}
         for name, held in self._before.items():
             held.keep({"after": params[name]})

@@ -171,7 +171,8 @@ def _stepping_together(mesh: MeshStep, source: Source) -> tuple[int, dist.Proces
     """
     count, ranks, group = count_processes(), 1, None
     if isinstance(mesh.world, LiveWorld):
-        ranks, group = mesh.world.grid.world_size, mesh.world.group(mesh.world.grid.axes)
+        axes = mesh.world.grid.axes
+        ranks, group = mesh.world.grid.world_size, mesh.world.group(axes) if axes else None
     elif isinstance(mesh.step, CallbackStep):
         ranks, group = count, mesh.step.config.state.get("agree_group")
     if ranks != count and not isinstance(source, Calibration):

@@ -301,7 +301,14 @@ def describe_plan(plan: Plan) -> list[str]:
         f"gradient {bucket.gradient}; compute {bucket.compute}; parameter {bucket.parameter}"
         for bucket in plan.buckets
     ]
-    return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
+    layouts = [
+        f"bucket {bucket.index} exchanges {type(move.src).__name__} for {type(move.dst).__name__}"
+        for bucket in plan.buckets
+        for route in (bucket.gradient, bucket.compute, bucket.parameter)
+        for move in route.hops
+        if isinstance(move, Exchange)
+    ]
+    return [f"strategy {plan.strategy} on {plan.grid}", *routes, *layouts] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
         f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
         f"worked on at {'×'.join(bucket.axes)} {entry.workers.start} to {entry.workers.stop - 1}"

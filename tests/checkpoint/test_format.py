@@ -130,6 +130,20 @@ def test_a_tensor_learning_rate_and_a_scheduler_go_on(tmp_path: Path) -> None:
     assert [float(group["lr"]) for group in its.param_groups] == [float(g["lr"]) for g in both.param_groups]
 
 
+def test_muon_alone_and_adamw_alone_are_taken(tmp_path: Path) -> None:
+    for kind in (Muon, torch.optim.AdamW):
+        ours, theirs = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+        one, other = (kind(model.named_parameters(), lr=0.1) for model in (ours, theirs))
+        ours.weight.grad = torch.ones(2, 3)
+        one.step()
+        save_checkpoint(tmp_path / kind.__name__, ours, one)
+        load_checkpoint(tmp_path / kind.__name__, theirs, other)
+        for model, optimizer in ((ours, one), (theirs, other)):
+            model.weight.grad = torch.full((2, 3), 0.5)
+            optimizer.step()
+        assert_same_bits(ours, theirs)
+
+
 def test_a_tied_parameter_is_saved_once_and_stays_tied(tmp_path: Path) -> None:
     def tied(seed: int) -> tuple[nn.Module, torch.optim.AdamW]:
         torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import random
@@ -142,6 +143,22 @@ def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Pat
     manager.save(2, *pairs[2])
     assert manager.latest_step() == manager.whole_step(said.append) == 2
     assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1
+
+
+def test_if_all_checkpoints_are_damaged_the_error_names_the_oldest(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save(step, *trained(step))
+        file = next((tmp_path / f"step-0000000{step}").glob("*.distcp"))
+        file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+    model, both = fresh()
+    before = copy.deepcopy(model)
+    with (
+        pytest.warns(UserWarning, match=r"step-00000002/.* is damaged"),
+        pytest.raises(CheckpointError, match=r"step-00000001/.* is damaged"),
+    ):
+        manager.load(model, both)
+    assert_same_bits(model, before)
 
 
 def test_a_folder_that_is_no_checkpoint_is_put_aside_for_one(tmp_path: Path) -> None:

@@ -82,8 +82,12 @@ def widen_in_place(entry: dict[str, Any]) -> None:
     entry["momentum_buffer"].data = entry["momentum_buffer"].data.double()
 
 
+def lose(entry: dict[str, Any]) -> None:
+    del entry["momentum_buffer"]
+
+
 @pytest.mark.parametrize("strategy", ["owner", "zero1"])
-@pytest.mark.parametrize("spoil", [widen, widen_in_place])
+@pytest.mark.parametrize("spoil", [widen, widen_in_place, lose])
 @pytest.mark.parametrize("matrices", [(None, 0), (0, 1)], ids=["one rank", "another matrix on each"])
 def test_momentum_of_another_dtype_on_one_rank_is_named(
     matrices: tuple[int | None, int], spoil: Callable[[dict[str, Any]], None], strategy: str
@@ -347,3 +351,15 @@ def test_after_a_call_that_failed_halfway_gradients_are_averaged_anew(call: str,
     assert all(map(torch.equal, first, second))
     same = [torch.equal(*pair) for pair in zip(first, whole, strict=True)]
     assert same == ([False, True] * 2 if call == "step" else [True] * 4)  # a failed step moves the momentum
+
+
+@pytest.mark.parametrize("guard", ["on", "off"])
+def test_after_a_step_that_failed_halfway_all_gradients_count(guard: str) -> None:
+    ranks, gradients = seated(Grid.of(dp=2), "zero1", guard=guard), next(whole_gradients(UNEVEN))
+    before = ranks.params[0][-1].detach().clone()
+    ranks.give([*gradients[:-1], None])
+    with patch.object(*FAILURES["step"], side_effect=MemoryError), pytest.raises(MemoryError):
+        ranks.step()
+    ranks.give(gradients)
+    ranks.step()
+    assert not torch.equal(ranks.params[0][-1], before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import broken_runs as lesson
 from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun
 
-from .answers import assert_quiz
+from .answers import assert_quiz, assert_wrong
 
 REPAIRS: dict[str, Any] = {
     "A": {6: "return self.seed"},
@@ -185,20 +187,21 @@ def test_suspects_are_awaited_and_wait_for_nobody(clinic: Any) -> None:
     ]
 
 
-def searched(run: TrainingRun) -> Any:
-    """The lesson's own solution."""
+def searched(run: TrainingRun, same: Callable[..., bool] = torch.equal) -> Any:
+    """The lesson's own solution, with a comparison of two matrices."""
     for step, rung in lesson.LADDER:
         for rank in run.grid.ranks:
             mine, right = run.reports[rank].notes.rungs[step, rung], run.expected(rank)[step, rung]
-            if not all(torch.equal(mine[name], right[name]) for name in right):
+            if not all(same(mine[name], right[name]) for name in right):
                 return step, rung, rank
     return None
 
 
-def test_the_search_finds_the_first_wrong_bit(lie: TrainingRun) -> None:
+def test_the_search_finds_the_first_wrong_bit_which_allclose_forgives(lie: TrainingRun) -> None:
     spot, exercise = lesson.first_difference(lie), lesson.write_search()
     assert searched(lie) == (spot.step, spot.phase, spot.ranks[0]) == lesson.first_wrong(lie)
     assert exercise.check(searched)
+    assert_wrong(exercise, partial(searched, same=torch.allclose), "torch.allclose forgives it")
 
 
 @pytest.mark.parametrize("grid", [(1, 2), (2, 1), (2, 3)])

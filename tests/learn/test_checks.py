@@ -142,6 +142,11 @@ QUIZZES: list[tuple[Callable[[], Exercise], dict[str, float]]] = [
     (partial(first_muon.quiz, 3), {"zeros": 20_480, "busiest": 1.8, "bytes": 40_960}),
     (my_loop.quiz, {"twice": 3, "files": 8, "too_long": 3}),
     (own_sharding.quiz, {"empty": 3, "step": 2}),
+    (partial(collectives.quiz, 4), {"messages": 6, "share": 0.5, "bytes": 3_500_000}),
+    (partial(cuts.quiz, 1, 4), {"columns": 1, "kept": 42, "torn": 2}),
+    (partial(early_return.quiz, 2), {"window 4": 14, "held": 3, "exposed": 2}),
+    (lambda: first_look.quiz(first_look.plan_of(1, 4)), {"copies": 2, "kept": 768}),
+    (partial(the_grid.quiz, 1, 4), {"groups": 5, "number": 3, "shared": 1}),
     (partial(the_grid.quiz, 2, 3), {"groups": 5, "number": 2, "shared": 1}),
     (partial(the_grid.quiz, 3, 1), {"groups": 4, "number": 0, "shared": 1}),
     (lambda: the_mirror.quiz(the_mirror.plan_of(2, 2)), {"requests": 5, "whole": 4}),
@@ -152,6 +157,19 @@ QUIZZES: list[tuple[Callable[[], Exercise], dict[str, float]]] = [
 @pytest.mark.parametrize(("make", "right"), QUIZZES)
 def test_a_quiz_knows_right_from_wrong(make: Callable, right: dict[str, float]) -> None:
     assert_quiz(make(), right)
+
+
+RIGHT: list[tuple[Callable[[], Exercise], list[Any]]] = [
+    (partial(collectives.guess_bytes, 4), [6, 24_576]),
+    (collectives.guess_stuck, [2]),
+    (partial(own_sharding.guess, 4), [[3, 3, 3, 0], [None, None, None, "tensor"]]),
+    (partial(the_grid.predict, 2, 3), [[2, 5], [3, 4, 5]]),
+]
+
+
+@pytest.mark.parametrize(("make", "right"), RIGHT)
+def test_a_guess_knows_the_right_numbers(make: Callable, right: list[Any]) -> None:
+    assert make().check(*right)
 
 
 def no_negative(value: int) -> str | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from muon_tutorial.learn import collectives
+from muon_tutorial.learn.collectives.exercises import ring_seconds
 from muon_tutorial.learn.collectives.messages import PieceContent, content_of, fill
 
 from .answers import judged, message_of_wrong
@@ -190,6 +191,11 @@ test_a_wrong_ring_is_told_what_is_wrong_with_it = judged(
 
 def test_a_broadcast_sends_the_whole_tensor() -> None:
     assert collectives.ring_formula("broadcast", 4096, 2, 4) == 4096 * 2
+
+
+def test_a_rings_seconds_are_messages_and_bytes() -> None:
+    """Six messages of 0.1 ms, and 1.5 MB at 1 GB/s."""
+    assert ring_seconds(1e6, 4, 1e-4, 1e9) == pytest.approx(0.0021)
 
 
 def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:

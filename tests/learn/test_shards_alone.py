@@ -41,6 +41,25 @@ def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
     assert_quiz(shards_alone.quiz(tp), right)
 
 
+def near(update: Tensor, right: Tensor) -> list[float]:
+    cosine = (update * right).sum() / (update.norm() * right.norm())
+    return [cosine.item(), ((update - right).norm() / right.norm()).item()]
+
+
+def parted(turned: Tensor) -> list[float]:
+    """The lesson's own solution."""
+    squares = turned**2
+    on, inside = squares.diagonal().sum(), squares[:, : len(turned)].sum()
+    return [(part / squares.sum()).item() for part in (on, inside - on, squares.sum() - inside)]
+
+
+def test_nearness_is_that_of_the_lessons_own_comparison() -> None:
+    whole = shards_alone.gradient()
+    update = shards_alone.pieces_alone(whole, 1, 4)
+    alone = shards_alone.compare(update, whole)
+    assert near(update, shards_alone.orthogonal(whole)) == pytest.approx([alone.cosine, alone.distance])
+
+
 def ratio(shape: tuple[int, int], dim: int, tp: int) -> list[float]:
     shard = list(shape)
     shard[dim] //= tp
@@ -52,7 +71,11 @@ def factors(m: int, n: int) -> tuple[float, float]:
     return max(1, m / n) ** 0.5, 0.2 * max(m, n) ** 0.5
 
 
-test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged((shards_alone.check_ratio, [(ratio, PASSES)]))
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (shards_alone.write_nearness, [(near, PASSES)]),
+    (shards_alone.write_shares, [(parted, PASSES)]),
+    (shards_alone.check_ratio, [(ratio, PASSES)]),
+)
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:

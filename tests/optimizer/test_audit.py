@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from muon_tutorial import zeropower_via_newtonschulz as newton_schulz
 from muon_tutorial.optimizer import update_verdict
 from muon_tutorial.optimizer.audit import AuditReport, audit
 from muon_tutorial.step import orthogonalize, single_process
+from muon_tutorial.step.rank_bucket import AROUND
 
 from ..exhaustive import left_out
 
@@ -263,6 +265,21 @@ def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> 
     other = build()
     trained(0, other, MuonWithAdamW.from_model(other, lr=0.02, parts=PARTS))
     assert all(map(torch.equal, bits, other.parameters()))  # the audit changes nothing
+
+
+def test_a_last_step_that_failed_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build()
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
+    watching = audit(optimizer, model)
+    trained(0, model, optimizer)
+    with monkeypatch.context() as patched:
+        patched.setattr(single_process, "newton_schulz_update", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    report = watching.report()
+    assert report.line.startswith("this is Muon")
+    assert sum(made for made, _ in (report.calls or {}).values()) == sum(report.by_rank) == 5
+    assert AROUND.get()(len, "as it is") == 8
 
 
 def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -547,3 +547,15 @@ def test_a_users_own_stacks_are_said_by_parts_and_transposed() -> None:
         split_parameters(bank, transposed=["w"])
     with pytest.warns(UserWarning, match='finds no experts in the names of w_in, w_out, .* "stack"'):
         assert split_parameters(bank, experts="muon").hidden == []
+
+
+def test_heads_can_be_orthogonalized_apart() -> None:
+    """Grouped queries: four heads of queries, two of keys and values."""
+    attention = bare(**{f"{name}_proj": (rows, 12) for name, rows in (("q", 12), ("k", 6), ("o", 12))})
+    attention.num_heads, attention.num_key_value_heads, attention.head_dim = 4, 2, 3
+    together = split_parameters(attention)
+    assert [group.get("parts") for group in together.hidden] == [None]
+    whole, heads = split_parameters(attention, heads="apart").hidden
+    assert [name for name, _ in whole["params"]] == ["o_proj"]
+    assert [name for name, _ in heads["params"]] == ["q_proj", "k_proj"]
+    assert heads["parts"] == ("heads", 3)

@@ -73,6 +73,7 @@ def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: 
     ("text", "said"),
     [
         ("{", "is not a calibration"),
+        ("{}", "is not a calibration"),
         ('{"machine": "m", "shapes": [7]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 2, "columns": 2, "seconds": ["a"]}]}', "is not a calibration"),
         ('{"machine": "m", "shapes": [{"rows": 1, "columns": 1, "seconds": {"fast": 1}}]}', "does not fit"),
@@ -130,3 +131,8 @@ def test_a_clock_that_stands_still_is_not_gone_by(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(time, "process_time", lambda: 1.0)
     measured = measure_shape(9, 9, torch.device("cpu"), rounds=1)
     assert all(0 < seconds < 10 for seconds in measured.seconds.values())
+
+
+def test_large_shapes_are_timed_smaller_in_the_same_ratio() -> None:
+    assert calibration._timed_shape(14336, 4096) == (2688, 768)
+    assert calibration._timed_shape(768, 3072) == (768, 3072)

@@ -12,7 +12,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.newton_schulz import CANS, KELLER_JORDAN, POLAR_EXPRESS, zeropower_via_newtonschulz
-from muon_tutorial.orthogonalizers.checked_recipe import Polynomial, Recipe, peak
+from muon_tutorial.orthogonalizers.checked_recipe import Polynomial, Recipe, flops, peak
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import (
     BOUNDS,
@@ -21,6 +21,7 @@ from muon_tutorial.orthogonalizers.named import (
     MINIMAX,
     MINIMAX_BF16,
     RECIPES,
+    SAFE_POLAR_EXPRESS,
     STOCK,
 )
 from scripts.lab.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
@@ -156,3 +157,15 @@ def test_updates_are_of_stocks_size_or_larger_by_as_much_as_said(name: str, shap
     ratio = float(mine.float().norm() / stocks.float().norm())
     low, high = (0.995, 1.005) if name in ("float32", "gram") else LARGER_UPDATES
     assert low < ratio < high
+
+
+def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
+    # NVIDIA's Transformer Engine has the first polynomial, rounded: (8.2051, -22.9019, 16.4607).
+    assert SAFE_POLAR_EXPRESS[0] == pytest.approx((8.2051, -22.9019, 16.4607), abs=1e-4)
+    assert SAFE_POLAR_EXPRESS[-1] == POLAR_EXPRESS[-1]
+
+
+def test_three_steps_are_twelve_products_on_a_square_where_stock_has_fifteen() -> None:
+    n = 2 * 100**3
+    assert flops(RECIPES["three_steps"], 100, 100, "direct") == 12 * n
+    assert flops(RECIPES["float32"], 100, 100, "direct") == 15 * n

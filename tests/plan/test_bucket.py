@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from muon_tutorial import DistMeta, Grid, Matrix, Shard, zero1
+from muon_tutorial import STRATEGIES, DistMeta, Grid, Matrix, Shard, zero1
+from muon_tutorial.plan.bucket import fill_buckets
 from muon_tutorial.plan.rounds import IN_FLIGHT
 
 from .cases import Case, cases
 from .variants import EVEN_SLICES, VARIANTS
+
+
+def test_the_default_cap_is_25_megabytes_and_a_heavier_matrix_travels_alone() -> None:
+    for builder in STRATEGIES.values():
+        assert inspect.signature(builder).parameters["round_bytes"].default == 25_000_000
+    assert [*fill_buckets("abcd", [16, 256, 16, 16], 32)] == [("a",), ("b",), ("c", "d")]
 
 
 @given(case=cases())

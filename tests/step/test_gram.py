@@ -11,19 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Grid, LocalWorld, Matrix, Muon, Shard, UsageError, gram
+from muon_tutorial import Grid, LocalWorld, Matrix, Muon, Shard, UsageError, gram, launch, zero1
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.evidence.memory import plan_memory
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.orthogonalizers.gram import DIFFERENCE, QUALITY_DIFFERENCE
 from muon_tutorial.plan.assign import gram_cost
 from muon_tutorial.plan.matrix import SummedGram, split_parts
 from muon_tutorial.plan.strategies import layerwise
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from scripts.gram import TP, Distance, distances
 
 from ..oracle import (
     UNEVEN,
     Case,
     Ranks,
+    give_gradients,
+    one_rank,
     own_part,
     seated,
     single_process,
@@ -186,3 +190,53 @@ def test_recipes_without_a_gram_form_are_refused_at_construction_where_a_matrix_
         make(ns_coefficients=(8.0, -20.0, 20.0))
     make(orthogonalize="minimax")
     seated(Grid.of(dp=2), SMALL, UNEVEN, orthogonalize="turbo")  # nothing is cut
+
+
+# Real ranks
+
+
+def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
+    """Take two steps, save, take two more; take these again from the checkpoint, also under ``zero1``."""
+    case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
+    gradients = list(whole_gradients(case))
+    found: dict[str, list[Tensor]] = {}
+
+    def walk(strategy: Any, steps: slice, load: bool) -> tuple[nn.Module, Muon]:
+        params, muon = one_rank(case, partial(strategy, round_bytes=400), world, orthogonalize="gram")
+        model = nn.Module()
+        model.ps = nn.ParameterList(params)
+        for index, group in enumerate(muon.param_groups):
+            group["param_names"] = [f"ps.{i}" for i in range(len(params))] if index == 0 else []
+        if load:
+            load_checkpoint(root, model, muon)
+        for grads in gradients[steps]:
+            give_gradients(list(model.parameters()), grads, case, world.at)
+            muon.step()
+        return model, muon
+
+    model, muon = walk(gram, slice(0, 2), load=False)
+    save_checkpoint(root, model, muon)
+    found["after two"] = [param.detach().clone() for param in model.parameters()]
+    for grads in gradients[2:]:
+        give_gradients(list(model.parameters()), grads, case, world.at)
+        muon.step()
+    found["through"] = [param.detach() for param in model.parameters()]
+    found["resumed"] = [p.detach() for p in walk(gram, slice(2, 4), load=True)[0].parameters()]
+    found["moved"] = [p.detach() for p in walk(zero1, slice(2, 2), load=True)[0].parameters()]
+    found["moved, stepped"] = [p.detach() for p in walk(zero1, slice(2, 4), load=True)[0].parameters()]
+    return found
+
+
+def test_real_ranks_are_within_the_bound_resume_to_the_bit_and_move_to_zero1(tmp_path: Any) -> None:
+    case = replace(UNEVEN, steps=4)
+    by_rank = launch(run_live, 4, args=(str(tmp_path / "saved"),))
+    ends = alone(case, orthogonalize="gram")
+    for at, found in zip(map(DP2_TP2.at, DP2_TP2.ranks), by_rank, strict=True):
+        assert all(map(torch.equal, found["through"], found["resumed"]))
+        assert all(map(torch.equal, found["after two"], found["moved"]))
+        assert all(map(torch.equal, found["through"], by_rank[at["tp"]]["through"]))
+        for name in ("through", "moved, stepped"):
+            parts = zip(found[name], ends, whole_matrices(case), case.cuts, strict=True)
+            for param, end, start, cut in parts:
+                off = (param - own_part(end, cut, at)).norm()
+                assert off <= DIFFERENCE * (end - start).norm()

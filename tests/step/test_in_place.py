@@ -14,7 +14,7 @@ from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.worlds.shadow import walk_alone
 
-from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
+from ..oracle import UNEVEN, assert_alike, assert_own_parts, seated, single_process, whole_gradients
 
 STAYING = ("replicated", "round_robin", "owner", "owner_per_replica")
 WIRE = 2  # bytes of a bfloat16
@@ -56,6 +56,23 @@ def test_the_models_gradients_are_not_written_to(strategy: str, max_norm: float 
             assert param.grad is not None
             assert grad is not None
             assert torch.equal(param.grad, grad)
+
+
+def test_a_clipped_step_of_gram_is_the_step_of_the_clipped_gradients() -> None:
+    """``test_step`` compares the other strategies with the single process."""
+    grid, gradients = Grid.of(dp=2, tp=2), next(whole_gradients(UNEVEN))
+    clipped, given = seated(grid, "gram"), seated(grid, "gram")
+    clipped.give(gradients)
+    (norm, *_) = clipped.ready(max_norm=0.5)
+    assert norm is not None
+    clipped.step()
+    scale = (0.5 / (norm + 1e-6)).float()
+    given.give([None if grad is None else grad * scale for grad in gradients])
+    given.step()
+    for ranks in (clipped, given):
+        ranks.give(gradients)  # Newton–Schulz ignores scale, so only a second step shows the clipping
+        ranks.step()
+    assert_alike(clipped.params, given.params)
 
 
 # Memory

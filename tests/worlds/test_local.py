@@ -221,3 +221,10 @@ def test_a_second_plan_is_compared_with_the_others_second_plans() -> None:
     other = torch.nn.Parameter(torch.ones(6, 6))
     with pytest.raises(RequestError, match=r"rank 0: .*\(5, 5\).*\n  rank 1: .*\(6, 6\)"):
         Muon([other], strategy="zero1", mesh=world.mesh(1))
+
+
+def test_a_request_says_what_it_asks_for() -> None:
+    """Kind, axes, root, sizes sent and received, dtype, phase and subject."""
+    assert f"{add(subject='bucket 1')}" == "all_reduce over dp (2 → 2 float32), sum of bucket 1"
+    assert f"{broadcast(1, None)}" == "broadcast over dp, root 1 (0 → 2 float32), sum"
+    assert f"{SPLIT}" == "all_to_all over dp ((1, 2) → (1, 2) float32), sum"
