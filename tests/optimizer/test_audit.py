@@ -279,7 +279,7 @@ def test_a_last_step_that_failed_counts_for_nothing(monkeypatch: pytest.MonkeyPa
     report = watching.report()
     assert report.line.startswith("this is Muon")
     assert sum(made for made, _ in (report.calls or {}).values()) == sum(report.by_rank) == 5
-    assert AROUND.get()(len, "as it is") == 8
+    assert AROUND.get() != watching._count  # the report's own Newton–Schulz is not counted
 
 
 def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
