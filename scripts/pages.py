@@ -400,7 +400,7 @@ def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int)
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
-    """The values that a page shows first: the widget's own, unless they show an empty first frame of a film.
+    """The values that a page shows first: the widget's own, unless these show a film's empty first frame.
 
     Such a film begins with its still picture if that is one of its frames, else with its largest frame.
     """

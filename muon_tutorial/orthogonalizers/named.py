@@ -69,8 +69,8 @@ THREE_STEPS: tuple[Polynomial, ...] = (
 )
 """Polynomials of degrees 5, 17 and 9 that consist only of squarings. These polynomials take 12 products on a
 square matrix; the five stock steps take 15. The 15 numbers were fitted by a sequence of linear programs, for
-matrices of 16 to 4096 rows, under the condition that no spectrum of ``quality`` has a larger error than with
-stock."""
+matrices of 16 to 4096 rows, under the condition that the error is larger than stock's on no spectrum of
+``quality``."""
 
 KELLER_JORDAN_FIVE = (KELLER_JORDAN,) * DEFAULT_STEPS
 _KELLER_JORDAN_SOURCE = "https://github.com/KellerJordan/Muon, muon.py"

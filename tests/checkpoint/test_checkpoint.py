@@ -36,7 +36,7 @@ Pairs = Sequence[tuple[str, str]]
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
-"""Grids on which a usual run loads checkpoints of 2×2, half of ``WAYS`` on each.
+"""Grids on which a usual test run loads checkpoints saved on 2×2, half of ``WAYS`` on each.
 
 The first has no dp and twice the tp; the second has uneven cuts.
 """
