@@ -180,8 +180,8 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
     ]
     notes = (
         "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: `TimedWorld` "
-        "with the mean of two calibrations, one before and one after each link's steps. It predicts a limited "
-        "loopback as a bus of that bandwidth, which all ranks share, with a token bucket as in tc.",
+        "with the mean of two calibrations, one before and one after each link's steps. It predicts a "
+        "limited loopback as a bus of that bandwidth, which all ranks share, with a token bucket as in tc.",
     )
     return Table(TITLE, tuple(rows), command, notes)
 

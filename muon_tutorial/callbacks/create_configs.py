@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..engine.collective import Label
 from ..engine.travel import travel
 from ..errors import ConfigError
-from ..parameters.describe_matrices import TpDim
 from ..parameters.mesh_parameters import MeshParameters, read_dtensor_meshes
 from ..parameters.process_groups import read_process_groups
+from ..parameters.tensor_parallel import TpDim
 from ..plan.assign import longest_first, newton_schulz_cost
 from ..plan.bucket import Bucket
 from ..plan.strategies import owner

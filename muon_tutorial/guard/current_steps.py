@@ -12,8 +12,8 @@ from ..plan.strategies import Plan
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
+from .changed_parameters import Changed, MadeFor, drop_replaced, follow_changes
 from .check_groups import check_matrices
-from .host_changes import Changed, MadeFor, drop_replaced, follow_changes
 
 if TYPE_CHECKING:
     from ..callbacks.callback_step import CallbackStep

@@ -40,12 +40,12 @@ from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow,
 from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
+from .changed_parameters import Changed, SeenGradients, check_flattened
 from .check_groups import check_gram_recipes, check_numbers
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
 from .gradient_hooks import GradientHooks
-from .host_changes import Changed, SeenGradients, check_flattened
 
 if TYPE_CHECKING:
     from ..worlds.local import LocalMesh

@@ -20,8 +20,8 @@ from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import INDEPENDENT
 from ..engine.collective import Walk
 from ..errors import TutorialError
+from ..guard.changed_parameters import check_momentum
 from ..guard.current_steps import Groups, MeshStep, State
-from ..guard.host_changes import check_momentum
 from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters
 from ..plan.matrix import Matrix, split_parts

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..guard.host_changes import widened
+from ..guard.changed_parameters import widened
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
+from ..guard.changed_parameters import check_momentum
 from ..guard.check_groups import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
-from ..guard.host_changes import check_momentum
 from ..orthogonalizers.choices import is_auto
-from ..parameters.describe_matrices import TpDim, all_named, describe_matrices
+from ..parameters.describe_matrices import all_named, describe_matrices
+from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, describe_plan, find_builder
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep

@@ -27,7 +27,7 @@ from ..guard.guard import Guard, NoGuard, params_of
 from ..guard.momentum_slice import mark_slices
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
-from ..parameters.describe_matrices import TpDim
+from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Builder, Plan

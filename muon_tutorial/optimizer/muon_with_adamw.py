@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
+from ..guard.changed_parameters import check_moment_values, check_moments, has_moved
 from ..guard.guard import params_of
-from ..guard.host_changes import check_moment_values, check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED, all_named
 from ..plan.matrix import Parts

@@ -21,7 +21,6 @@ from ..step.parameter_state import local_part
 from ..worlds.compare import check_lines
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
-from .describe_matrices import TpDim, chosen_tp_dim, plain_tp_dim
 from .dtensor_placements import dtensor_cuts
 from .mesh_parameters import (
     MeshParameters,
@@ -33,6 +32,7 @@ from .mesh_parameters import (
     whole_matrix,
     with_names,
 )
+from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
 """Groups whose ranks must hold the same plain parameters; a user who passes such a group promises this."""

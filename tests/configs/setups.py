@@ -26,7 +26,7 @@ from muon_tutorial.callbacks.create_configs import (
     create_dtensor_config,
     create_processgroup_config,
 )
-from muon_tutorial.parameters.describe_matrices import TpDim
+from muon_tutorial.parameters.tensor_parallel import TpDim
 from muon_tutorial.step import orthogonalize
 
 WIDTH, HIDDEN, TOKENS = 12, 20, 16  # 20 rows over 3 or 8 ranks: uneven; 12 over 8: empty shards

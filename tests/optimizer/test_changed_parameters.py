@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import StrategyError, UsageError
-from muon_tutorial.guard.host_changes import MadeFor, follow_changes
+from muon_tutorial.guard.changed_parameters import MadeFor, follow_changes
 
 WAYS = (None, *STRATEGIES)
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
-from muon_tutorial.guard import compare_replicas, host_changes
+from muon_tutorial.guard import changed_parameters, compare_replicas
 from muon_tutorial.step.agreement import checksum
 from muon_tutorial.step.parameter_state import local_part
 
@@ -240,7 +240,7 @@ def hashed_by_steps(rank: int) -> list[int]:
         return checksum(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compare_replicas, host_changes):
+        for module in (compare_replicas, changed_parameters):
             patch.setattr(module, "checksum", counted)
         for step in range(4):
             counts.clear()

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from muon_tutorial import Coordinate, Grid, Muon, Shard, build_mesh, launch
 from muon_tutorial.errors import GradientError, StrategyError, UsageError
-from muon_tutorial.parameters.describe_matrices import TpDim, describe_matrices
+from muon_tutorial.parameters.describe_matrices import describe_matrices
+from muon_tutorial.parameters.tensor_parallel import TpDim
 from muon_tutorial.plan.matrix import Matrix
 
 Groups = list[dict[str, Any]]
