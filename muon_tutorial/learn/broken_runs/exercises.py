@@ -273,8 +273,8 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that takes all ranks' logs and returns pairs (rank, other) for which ``lacks`` is true of their
-    logs. ``other`` is a rank of the rank's last call or, with ``of_all``, any rank."""
+    """A function that takes all ranks' logs and returns pairs (rank, other) for whose logs ``lacks`` is true.
+    ``other`` is a rank of the rank's last call or, with ``of_all``, any rank."""
     return lambda logs: [
         (rank, other)
         for rank, log in enumerate(logs)
