@@ -202,7 +202,7 @@ def _timed(muon: Muon, times: int) -> list[tuple[float, float]]:
 
 
 def _timed_alone(muon: Muon) -> list[tuple[float, float]]:
-    """The same for the step's calls of torch.distributed, its waits and its sleeps alone."""
+    """The same, but only for the step's calls of torch.distributed, its waits and its sleeps."""
     tape = _note_step(muon)
     return _spans(lambda: [again() for again in tape], 3, lambda: None)
 

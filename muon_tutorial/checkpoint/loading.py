@@ -104,7 +104,7 @@ def _open_whole(meeting: Meeting, paths: Sequence[Path], held: ExitStack) -> Ope
     """Open the first checkpoint in which no rank finds damage; ``held`` closes it.
 
     Raises:
-        CheckpointError: the last one is damaged, too, or ranks see different checkpoints there.
+        CheckpointError: all are damaged, or ranks see different checkpoints at one path.
     """
 
     def look(path: Path) -> tuple[OpenCheckpoint | None, tuple[str, str]]:

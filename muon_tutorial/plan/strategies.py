@@ -472,7 +472,7 @@ def _stored_in_slices(
     axes: tuple[str, ...] = ("dp",),
     phases: tuple[str, str] = ("dp gather", "dp slice"),
 ) -> Bucket:
-    """Make a bucket whose virtual buffer dp cuts between steps, and whose gradients the step averages."""
+    """Make a bucket that is cut over dp between steps. The step averages its gradients."""
     first = entries[0].matrix
     return Bucket(
         axes=axes,

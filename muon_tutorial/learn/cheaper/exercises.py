@@ -201,7 +201,7 @@ def reading_exercise(rows: Sequence[TraceRow]) -> Exercise:
     mistakes += [(called + right, "The call and its work are one collective: do not add them up.")]
     mistakes += [(each, "That is the all_gather of new weights.") for each in later]
     told = "Gradients travel before weights, and the work has the backend's name, such as gloo:."
-    praise = "Waiting for other ranks is in it, too: one rank's trace can't tell."
+    praise = "This includes waiting for other ranks: one rank's trace can't tell it from sending."
     return guesses(("at_work", right, told, *mistakes), praise=praise)
 
 

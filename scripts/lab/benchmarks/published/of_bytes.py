@@ -94,8 +94,8 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """The number of collectives if all ranks gather all matrices, divided by the sum over two plans with
-    owners."""
+    """The number of collectives if all ranks gather all matrices, divided by the number that two plans
+    with owners make together."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # any number takes one exchange
