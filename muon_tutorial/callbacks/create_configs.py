@@ -207,7 +207,7 @@ class HelperFunctions:
         if "on_meshes" not in state:
             raise ConfigError("call the helper's assign_fn with the same state before its other functions")
         index, (params, meshes) = state.get("param_idx"), state["on_meshes"]
-        mesh = next((mesh for mesh in meshes if index in mesh.matrices), None)
+        mesh = next((mesh for mesh in meshes if isinstance(index, int) and index in mesh.matrices), None)
         if mesh is None:
             raise ConfigError(
                 f"state['param_idx'] is {index!r}, which is none of the {len(params)} parameters that "

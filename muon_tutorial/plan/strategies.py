@@ -103,6 +103,9 @@ def round_robin(
             ``round_bytes``, each owner broadcasts its updates.
         round_bytes: as in ``zero1``.
 
+    Raises:
+        StrategyError: ``back`` or ``order`` is unknown.
+
     Source: KellerJordan/modded-nanogpt, 2024, the first distributed Muon.
     """
     if back not in ("all_reduce", "all_gather"):
@@ -148,6 +151,9 @@ def zero1(
             (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. For
             ``cut="bucket"``, ``round_bytes`` is the size of a bucket.
 
+    Raises:
+        StrategyError: ``gather`` or ``cut`` is unknown.
+
     Source: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3.
     """
     if gather not in ("all", "boundary"):
@@ -191,6 +197,9 @@ def layerwise(
             to one of the ranks, which scatters the update back. With ``"repeat"``, each of these ranks
             gathers every matrix, and no update is sent back.
         round_bytes: as in ``zero1``.
+
+    Raises:
+        StrategyError: ``tp`` is unknown.
 
     Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan's ``Owned`` parameters, pull
     request 3719.
