@@ -25,7 +25,7 @@ from scripts import result_files as results
 from scripts.files import answered, count, made, parser_of
 from scripts.lab.faults.campaign import Campaign, warm_up
 from scripts.lab.faults.case import GOOD, VERDICTS, Case, Outcome
-from scripts.lab.faults.draw import draw
+from scripts.lab.faults.draw_cases import draw
 
 OPENING = "Every fault was put into a real run, on purpose."
 LEGEND = (

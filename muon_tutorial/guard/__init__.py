@@ -2,12 +2,12 @@
 
 A host is the code around the optimizer: a training loop, or a library such as Lightning, Accelerate or FSDP.
 
-``guard``               the checks before and after each step, as a state machine
-``fingerprint``         the texts that must be the same on all ranks in a step
-``check_groups``        checks the types and ranges of a group's settings, and the shapes of parameters
-``changed_parameters``  finds parameters, state and gradients that a host has replaced, moved or changed
-``current_steps``       the current steps, made anew when a host has changed their parameters
-``compare_replicas``    ranks compare their copies of parameters and state, or take the first rank's
-``gradient_hooks``      marks gradients that are not averaged yet, and can send them during backward
-``momentum_slice``      marks a rank's slice of the momentum in a saved state
+``guard``                  the checks before and after each step, as a state machine
+``fingerprint``            the texts that must be the same on all ranks in a step
+``check_hyperparameters``  types and ranges of a group's settings; shapes of parameters
+``changed_parameters``     finds parameters, state and gradients that a host has replaced, moved or changed
+``current_steps``          the current steps, made anew when a host has changed their parameters
+``compare_replicas``       ranks compare their copies of parameters and state, or take the first rank's
+``gradient_hooks``         marks gradients that are not averaged yet, and can send them during backward
+``momentum_slice``         marks a rank's slice of the momentum in a saved state
 """

@@ -13,7 +13,7 @@ from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changed_parameters import Changed, MadeFor, drop_replaced, follow_changes
-from .check_groups import check_matrices
+from .check_hyperparameters import check_matrices
 
 if TYPE_CHECKING:
     from ..callbacks.callback_step import CallbackStep

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..plan.grid import Grid
-from .check_groups import plain_number
+from .check_hyperparameters import plain_number
 
 HYPERPARAMETERS = (
     *("lr", "initial_lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps"),

@@ -41,7 +41,7 @@ from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changed_parameters import Changed, SeenGradients, check_flattened
-from .check_groups import check_gram_recipes, check_numbers
+from .check_hyperparameters import check_gram_recipes, check_numbers
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts

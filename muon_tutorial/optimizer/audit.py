@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
-from ..guard.check_groups import plain_number
+from ..guard.check_hyperparameters import plain_number
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.iterate import orthogonalize
 from ..parameters.describe_matrices import named_params

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
 from ..guard.changed_parameters import check_momentum
-from ..guard.check_groups import check_gram_recipes
+from ..guard.check_hyperparameters import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
-from ..guard.check_groups import check_hyperparameters, check_matrices, check_options
+from ..guard.check_hyperparameters import check_hyperparameters, check_matrices, check_options
 from ..guard.current_steps import CurrentSteps, MeshStep
 from ..guard.fingerprint import count_on
 from ..guard.gradient_hooks import GradientHooks

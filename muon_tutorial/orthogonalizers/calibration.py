@@ -21,7 +21,7 @@ from .checked_recipe import Form, Recipe, flops
 from .choices import CANDIDATES, Shape, shape_of
 from .iterate import LEAST_STACKED, orthogonalize
 from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
-from .products import LEAST_SYMMETRIC, full_float32, symmetric_share
+from .symmetric_products import LEAST_SYMMETRIC, full_float32, symmetric_share
 from .workspace import Workspace
 
 LARGEST_SIDE = 768

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from ..errors import UsageError
-from .squares import completed_squares
+from .completed_squares import completed_squares
 
 Polynomial: TypeAlias = tuple[float, ...]
 """(a, b, c, …): an iteration replaces each singular value x by ax + bx³ + cx⁵ + …"""

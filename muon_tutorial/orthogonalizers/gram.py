@@ -25,7 +25,7 @@ from .checked_recipe import Recipe
 from .choices import is_auto
 from .iterate import gram_polynomial
 from .named import RECIPES, STOCK, find_recipe
-from .products import full_float32, multiply, symmetric_multiply
+from .symmetric_products import full_float32, multiply, symmetric_multiply
 from .workspace import Workspace
 
 DIFFERENCE = 0.05

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..newton_schulz import DEFAULT_EPS, check_matrix
 from .checked_recipe import Polynomial, Recipe
-from .products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
-from .squares import evaluate
+from .completed_squares import evaluate
+from .symmetric_products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
 from .workspace import ALIGNMENT, Workspace
 
 CPU = torch.device("cpu")

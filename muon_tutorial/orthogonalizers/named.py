@@ -10,7 +10,7 @@ import torch
 from ..errors import UsageError
 from ..newton_schulz import CANS, DEFAULT_STEPS, KELLER_JORDAN, POLAR_EXPRESS, YOU_JIACHENG, with_safety
 from .checked_recipe import Polynomial, Recipe
-from .squares import Squares
+from .completed_squares import Squares
 
 STOCK = "stock"
 """The bits of ``torch.optim.Muon``'s Newton–Schulz, with a group's own coefficients and number of steps."""

@@ -19,7 +19,7 @@ from muon_tutorial.orthogonalizers import iterate
 from muon_tutorial.orthogonalizers.checked_recipe import Recipe, flops
 from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize, run_length
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
-from muon_tutorial.orthogonalizers.products import onednn_is_faster, symmetric_share
+from muon_tutorial.orthogonalizers.symmetric_products import onednn_is_faster, symmetric_share
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 from scripts.result_files import bf16_flags
 

@@ -22,7 +22,7 @@ from muon_tutorial.orthogonalizers.checked_recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
 from muon_tutorial.orthogonalizers.iterate import orthogonalize, run_length, runs_of_equals
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
-from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
+from muon_tutorial.orthogonalizers.symmetric_products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
 from .turns import in_milliseconds, take_turns

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from muon_tutorial.orthogonalizers.checked_recipe import flops
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
-from muon_tutorial.orthogonalizers.products import symmetric_share
+from muon_tutorial.orthogonalizers.symmetric_products import symmetric_share
 from scripts import step_benchmark as script
 from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
 from scripts.lab.benchmarks.newton_schulz_times import product

@@ -16,7 +16,7 @@ from scripts.lab.faults import broken_saves, strikes, tampering
 from scripts.lab.faults.campaign import Campaign
 from scripts.lab.faults.case import GOOD, Case, Outcome
 from scripts.lab.faults.data_faults import FAULTS
-from scripts.lab.faults.draw import draw
+from scripts.lab.faults.draw_cases import draw
 from scripts.result_files import read_tables
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign reads /proc")

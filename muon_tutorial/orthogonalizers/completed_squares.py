@@ -18,7 +18,7 @@ from itertools import zip_longest
 from torch import Tensor
 
 from ..errors import UsageError
-from .products import symmetric_multiply
+from .symmetric_products import symmetric_multiply
 
 Coefficients = tuple[float, ...]
 """Coefficients of a polynomial in A, the constant first."""
