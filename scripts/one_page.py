@@ -7,11 +7,11 @@ the comment above it names both, in the notation of the JAX scaling book:
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
     W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
-    w[B]          a small letter is a flat buffer: one tp rank's pieces of all matrices, one after the other
+    w[B]          a small letter is a flat buffer, one per tp rank: its pieces of all matrices, end to end
     w[a:b]        a range of the buffer: one matrix's piece
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
-    X[I, J]@dp=k  owned: the ranks at place k of dp have it (at several places k if slices meet in it)
+    X[I, J]@dp=k  owned: only the ranks at place k of dp have it (or at several k, if dp cuts its slot)
 
 Phases 5 and 6 undo 3 and 2. Phase 7 leads from a slice back to the whole buffer, w[B_dp] to w[B]. The sum of
 phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, rms_norm
 
 @dataclass
 class Matrix:
-    """A matrix's entry in the plan (Moonshot's ``dist_meta``), the same on every rank."""
+    """Where a matrix lies and how tp cuts it (Moonshot's ``dist_meta``), the same on every rank."""
 
     shape: tuple[int, int]  # (I, J), of the whole matrix
     tp_dim: int  # the dimension that tp cuts: 0 for rows, 1 for columns
@@ -51,7 +51,7 @@ class Matrix:
 class DistributedMuon:
     """torch.optim.Muon for matrices that tp has cut. dp shares out momentum and Newton–Schulz's work.
 
-    ``params``: for each matrix this rank's piece (fp32), the whole matrix's shape, and the dimension tp cuts.
+    ``params``: for each matrix this rank's piece (fp32, as ``chunk`` cuts), the whole shape, tp's dimension.
     Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.
     """
 
@@ -67,7 +67,7 @@ class DistributedMuon:
             lengths = [max(0, min(most, shape[tp_dim] - most * place)) for place in range(self.tp)]
             self.matrices.append(Matrix(shape, tp_dim, lengths, slice(end, end + most * across)))
             end += most * across
-        size = math.ceil(end / self.dp)  # B/dp, the elements of a slice; the last one ends with padding
+        size = math.ceil(end / self.dp)  # B/dp, the elements of a slice; padding fills the buffer up to B
         self.slice = slice(self.dp_group.rank() * size, (self.dp_group.rank() + 1) * size)
 
         self.weights = params[0][0].new_zeros(self.dp * size)  # w[B]
@@ -97,21 +97,21 @@ class DistributedMuon:
     @torch.no_grad()
     def step(self) -> Tensor:
         """Take one step, together with all other ranks; return this rank's averaged gradient, g[B_dp]."""
-        # Phase 1, reduce-scatter over dp, fp32: g[B]{U_dp} → g[B_dp]. Each rank gets the sum of its slice.
+        # Phase 1, reduce-scatter over dp, fp32: g[B]{U_dp} → g[B_dp]. Each rank averages its slice.
         grad = torch.empty_like(self.momentum)  # [B/dp]
         dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)
         grad /= self.dp
 
         # Momentum, then Nesterov: m[B_dp], x[B_dp]. Both go element by element, so a slice suffices.
         self.momentum.lerp_(grad, 1 - self.mu)
-        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz starts in bf16: half the bytes
+        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz is in bf16: sends half the bytes
 
-        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets all of its tp piece of every matrix.
-        x = self.gather_over_dp(x)  # [B], although only matrices that lie in several slices need this
+        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has its tp piece of each matrix, whole.
+        x = self.gather_over_dp(x)  # [B]: sends all, though only matrices in several slices need it
 
         for matrix in self.matrices:
             # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside a matrix,
-            # several places do the same work. At each, all tp ranks do it, because phase 3 gathers over tp.
+            # several places do the same work. So do the tp ranks of each: phase 3 gives all of them X.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -121,13 +121,13 @@ class DistributedMuon:
             # Phase 4, Newton–Schulz: X[I, J]@dp=k → Y[I, J]@dp=k. It needs the whole matrix; nothing is sent.
             Y = newton_schulz(X)
 
-            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
+            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, in x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. In this slice, all but padding is y now.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 has made this slice y; padding stays 0.
         y = x[self.slice]  # [B/dp]
 
-        # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.
+        # Weights decay and step, by the whole matrix's shape: w[B_dp]. Slicing stops at the end of w and y.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
             first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
@@ -141,7 +141,7 @@ class DistributedMuon:
 
 
 def newton_schulz(G: Tensor) -> Tensor:
-    """Bring all singular values of a bf16 G[I, J] near 1, and leave its directions as they are."""
+    """Bring the singular values of a bf16 G[I, J] near 1, and leave its singular vectors as they are."""
     X = G.T if G.size(0) > G.size(1) else G  # [s, l] with s ≤ l
     X = X / X.norm().clamp(min=1e-7)
     for _ in range(5):
@@ -178,7 +178,7 @@ def train(dp: int, tp: int, steps: int) -> None:
         dist.all_reduce(total := summand.detach().clone(), group=tp_group)  # [batch, D]{U_tp} → [batch, D]
         loss = cross_entropy(rms_norm(total.requires_grad_(), (96,)) @ readout.T, text[first + 8])
         loss.backward()
-        summand.backward(total.grad)  # a summand has the gradient of its sum
+        summand.backward(total.grad)  # d total / d summand is the identity
 
         # torch's Muon gets the gradients that phase 1 averaged. One process with all the data might add them
         # up in another order, so its gradients could differ in their last bits.
