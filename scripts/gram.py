@@ -274,7 +274,7 @@ def regime_table(machine: str, command: str) -> Table:
         }
         rows.append(row)
     notes = (
-        "A rank's bytes, operations (symmetric products counted whole), seconds and peak above "
+        "For one rank: bytes, operations (symmetric products counted whole), seconds, and peak memory beyond "
         "parameters, gradients and momentum; `zero1` and `owner` with stock's bf16 iterations, `gram` in "
         "fp32. On the laptop eight ranks share four cores.",
     )

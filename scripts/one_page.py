@@ -3,18 +3,18 @@
     torchrun --nproc-per-node 4 scripts/one_page.py --dp 2 --tp 2
 
 The ranks form a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
-the comment above it names both, in the notation of the JAX scaling book:
+the comment above it names both, in an extension of the JAX scaling book's notation:
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
     W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
-    w[B]          a small letter is a flat buffer, one per tp rank: its pieces of all matrices, end to end
-    w[a:b]        a range of the buffer: one matrix's piece
+    w[B]          a small letter is a flat buffer: a tp rank's pieces of all matrices, end to end (dp: copies)
+    w[a:b]        a range of the buffer: one matrix's piece, then any padding
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
-    X[I, J]@dp=k  owned: only the ranks at place k of dp have it (or at several k, if dp cuts its slot)
+    X[I, J]@dp=k  owned: only dp place k has it, on all its tp ranks (or several k, if slices cut w[a:b])
 
-Phases 5 and 6 undo 3 and 2. Phase 7 leads from a slice back to the whole buffer, w[B_dp] to w[B]. The sum of
-phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
+Phases 5 and 6 undo 3 and 2. Phase 7 undoes only the scatter of phase 1, for weights: w[B_dp] to w[B]. The sum
+of phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Matrix:
     slot: slice  # a:b, its range of the buffer: as long as the largest piece, so the same on all tp ranks
 
     def piece(self, flat: Tensor, tp_rank: int) -> Tensor:
-        """A tp rank's piece, which lies at the front of its slot: w[a:b] seen as W[I_tp, J] or W[I, J_tp]."""
+        """View a slot, w[a:b], as a tp rank's piece, W[I_tp, J] or W[I, J_tp], without the padding."""
         shape = list(self.shape)
         shape[self.tp_dim] = self.lengths[tp_rank]
         return flat[: math.prod(shape)].view(shape)
@@ -51,7 +51,7 @@ class Matrix:
 class DistributedMuon:
     """torch.optim.Muon for matrices that tp has cut. dp shares out momentum and Newton–Schulz's work.
 
-    ``params``: for each matrix this rank's piece (fp32, as ``chunk`` cuts), the whole shape, tp's dimension.
+    ``params``: tuples of this rank's piece (fp32, as ``chunk`` cuts), the whole shape, the dim that tp cuts.
     Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.
     """
 
@@ -72,7 +72,7 @@ class DistributedMuon:
 
         self.weights = params[0][0].new_zeros(self.dp * size)  # w[B]
         self.grads = torch.zeros_like(self.weights)  # g[B]{U_dp}
-        self.momentum = self.weights.new_zeros(size)  # m[B_dp]: a slice is all that ZeRO-1 keeps
+        self.momentum = self.weights.new_zeros(size)  # m[B_dp]: ZeRO-1 cuts this, not weights or grads
         for (param, *_), matrix in zip(params, self.matrices, strict=True):  # make parameters views
             param.data = self.own_piece(matrix, self.weights).copy_(param.data)
             param.grad = self.own_piece(matrix, self.grads)
@@ -96,7 +96,7 @@ class DistributedMuon:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Take one step, together with all other ranks; return this rank's averaged gradient, g[B_dp]."""
+        """Take one step, with all other ranks; return this rank's slice of the mean gradient, g[B_dp]."""
         # Phase 1, reduce-scatter over dp, fp32: g[B]{U_dp} → g[B_dp]. Each rank averages its slice.
         grad = torch.empty_like(self.momentum)  # [B/dp]
         dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)
@@ -106,12 +106,12 @@ class DistributedMuon:
         self.momentum.lerp_(grad, 1 - self.mu)
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz is in bf16: sends half the bytes
 
-        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has its tp piece of each matrix, whole.
-        x = self.gather_over_dp(x)  # [B]: sends all, though only matrices in several slices need it
+        # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has all of its tp piece of each matrix.
+        x = self.gather_over_dp(x)  # [B]: sends all; a matrix inside one slice could do without
 
         for matrix in self.matrices:
-            # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside a matrix,
-            # several places do the same work. So do the tp ranks of each: phase 3 gives all of them X.
+            # dp place k works on a matrix if slice k overlaps its slot. If slices meet inside the slot,
+            # several places repeat the work. All tp ranks of a place repeat it, too: phase 3 gives each X.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -121,20 +121,20 @@ class DistributedMuon:
             # Phase 4, Newton–Schulz: X[I, J]@dp=k → Y[I, J]@dp=k. It needs the whole matrix; nothing is sent.
             Y = newton_schulz(X)
 
-            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, in x[a:b].
+            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, over x.
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 has made this slice y; padding stays 0.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y here in place of x; padding is 0.
         y = x[self.slice]  # [B/dp]
 
-        # Weights decay and step, by the whole matrix's shape: w[B_dp]. Slicing stops at the end of w and y.
+        # Decay and step w[B_dp]; the whole matrix's shape sets the step. w[first:last] ends at w's end, too.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
             first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
             adjusted = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
             w[first:last].mul_(1 - self.lr * self.weight_decay).add_(y[first:last], alpha=-adjusted)
 
-        # Phase 7, gather over dp, fp32: w[B_dp] → w[B]. Parameters are views of the buffer, and change, too.
+        # Phase 7, gather over dp, fp32: w[B_dp] → w[B]. Parameters are views of w[B], so they change with it.
         self.weights.copy_(self.gather_over_dp(w))
         self.grads.zero_()
         return grad
@@ -146,8 +146,8 @@ def newton_schulz(G: Tensor) -> Tensor:
     X = X / X.norm().clamp(min=1e-7)
     for _ in range(5):
         A = X @ X.T  # [s, s]
-        B = torch.addmm(A, A, A, beta=-4.7750, alpha=2.0315)  # [s, s]
-        X = torch.addmm(X, B, X, beta=3.4445)  # [s, l]
+        P = torch.addmm(A, A, A, beta=-4.7750, alpha=2.0315)  # [s, s]
+        X = torch.addmm(X, P, X, beta=3.4445)  # [s, l]
     return X.T if G.size(0) > G.size(1) else X
 
 

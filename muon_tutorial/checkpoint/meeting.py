@@ -48,7 +48,8 @@ class Meeting:
     def agree(
         self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
     ) -> tuple[K, A]:
-        """Call ``make`` on every rank and ``decide`` on rank 0; return this rank's value and rank 0's answer.
+        """Call ``make`` on every rank and ``decide`` on rank 0; return what this rank keeps, and rank 0's
+        answer.
 
         All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
         keeps, and its part for rank 0. When all parts have reached rank 0, and no rank has given up

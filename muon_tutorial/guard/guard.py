@@ -142,7 +142,7 @@ class Guard:
         self.beside = beside
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
-        if self.state is State.OPEN:
+        if self.state is State.OPEN:  # READY and NOT_FINITE stay until all ranks agree
             self.state = State.STEPPING
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].step.ready(beside, None, fingerprint)

@@ -21,7 +21,7 @@ IGNORING = (
     f"import signal\nfor number in {SENT}: signal.signal(number, signal.SIG_IGN)\n"
     f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {SENT})\n"
 )
-"""The first code that a process started under ``held_back`` runs, so that it ignores these signals."""
+"""A process that is started under ``held_back`` runs this code first, so that it ignores these signals."""
 
 
 @contextlib.contextmanager

@@ -64,20 +64,20 @@ class Muon(torch.optim.Optimizer):
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, round_bytes=1_000_000)``). With a strategy, all ranks of the mesh must
             construct, step and load together.
-        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
+        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``. Such a
+            world steps all its ranks at once: ``world.run([muon.program() for muon in muons])``.
         distributed_config: the user's own functions, or the config of a helper such as
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
-            To give each parameter its own ``tp_dim``, pass a mapping from the parameter's index, or a
-            function of index and parameter. A parameter's attribute ``partition_dim`` takes precedence.
+            A mapping from the parameter's index, or a function of index and parameter, gives each its own.
+            A parameter's attribute ``partition_dim`` comes first; ``partition_sizes`` says an uneven cut.
         window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
             one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
-            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set ``parts`` on a parameter group.
-        transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
+            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Belongs to a parameter group.
+        transposed: whether a group's weights are stored as (in, out), as in Hugging Face's ``Conv1D``.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
-            Set ``transposed`` on a parameter group.
         initial_values: what the constructor does if several ranks hold copies of the same parameter.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.

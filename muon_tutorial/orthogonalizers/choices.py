@@ -58,8 +58,8 @@ def read_choices(text: str) -> Mapping[Shape, str]:
         n, _, length = sides.partition("x")
         if name not in CANDIDATES or not (n.isdecimal() and length.isdecimal()):
             raise UsageError(
-                f"orthogonalize={text!r} must give a recipe for each shape, as in 'auto 128x128=stock', "
-                f"from {', '.join(CANDIDATES)}"
+                f"orthogonalize={text!r} must give a recipe for each shape, as in 'auto 128x128=stock'; the "
+                f"recipes are {', '.join(CANDIDATES)}"
             )
         choices[shape_of(int(n), int(length))] = name
     return choices

@@ -156,8 +156,8 @@ def _dtensor_matrix(
             )
         elif any(other.dim == shard.dim for _, other in cuts):
             raise ConfigError(
-                f"{index_name(index)} is already cut by another axis before {axis!r}, whose ranks are "
-                "independent"
+                f"{index_name(index)} is cut by {axis!r}, whose ranks are independent, along a dimension "
+                "that another axis has already cut"
             )
         else:
             rank, size = dist.get_rank(group), dist.get_world_size(group)

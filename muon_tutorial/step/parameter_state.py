@@ -97,7 +97,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def placed_as(local: Tensor, param: Tensor) -> Tensor:
-    """If ``param`` is a DTensor, turn this rank's part of a tensor into a DTensor with its placements."""
+    """If ``param`` is a DTensor, turn this rank's part of a tensor into a DTensor placed like it."""
     if not isinstance(param, DTensor):
         return local
     where = param.device_mesh, param.placements

@@ -79,7 +79,8 @@ def build_mesh(
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
-    """Make a ``DeviceMesh`` whose axes are these process groups, in order. The groups share only this rank.
+    """Make a ``DeviceMesh`` whose axes are these process groups, in order. The groups have only this rank in
+    common.
 
     All ranks that the groups connect must call it; they exchange their ranks once in each group, and so learn
     where every rank stands.

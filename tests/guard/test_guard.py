@@ -326,7 +326,7 @@ FAILURES = {"step": (orthogonalize, "newton_schulz_update"), "ready_gradients": 
 
 
 def after_a_failure(rank: int, call: str, guard: str) -> list[Tensor]:
-    """Parameters after a call that failed halfway, a ``zero_grad()`` of the model, and a step."""
+    """Parameters after three things: a call that fails halfway, the model's ``zero_grad()``, and a step."""
     model, mesh = perceptron(), build_mesh({"dp": 2})
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh, muon={"guard": guard})
     for seed, fails in ((0, call in FAILURES), (1, False)):

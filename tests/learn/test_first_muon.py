@@ -1,4 +1,4 @@
-"""Lesson 04: its buffers are those of real ranks, and its checkers find what is wrong with a sharing."""
+"""Lesson 04: buffers are those of real ranks; checkers find what is wrong with a way to share updates."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ AGENT = [*OURS.split(), *RANKS]
 def test_a_signal_to_torchruns_agent_alone_saves_the_step_in_hand(
     first: str | None, sent: str, code: int, tmp_path: Path
 ) -> None:
-    """If the first signal only asks to save, the run saves and takes more steps before the other ends it."""
+    """If the first signal only asks to save, the run saves and steps on until the second signal ends it."""
     run = tmp_path / "run"
     with begun(AGENT, "run/metrics.jsonl", tmp_path) as agent:
         if first:

@@ -74,7 +74,7 @@ class Nudge:
 
 
 def nudge(seed: int, texts: int) -> Nudge:
-    """Take a step, and take it again with one entry of o's gradient moved as in ``nudged``."""
+    """Take a step, and take it again with one entry of matrix ``o``'s gradient moved, as in ``nudged``."""
     gradients = mean_of(seed, texts)
     other = nudged(gradients)
     one, two = step_alone(gradients, seed), step_alone(other, seed)

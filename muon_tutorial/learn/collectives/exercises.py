@@ -26,7 +26,7 @@ GATHER_HINTS = (
     "In round `step` (from 0) rank r sends piece (r - step) % ranks and receives (r - step - 1) % ranks.",
 )
 SUM_HINTS = (
-    "Follow one piece backwards: piece 0 ends at rank 0, so it sets out from rank 1 and goes the whole way.",
+    "Follow one piece backwards: piece 0 ends at rank 0, so it sets out from rank 1 and visits every rank.",
     "In round `step` (from 0) rank r receives piece (r - step - 2) % ranks, and adds its own to it.",
 )
 

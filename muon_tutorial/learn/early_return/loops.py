@@ -219,7 +219,7 @@ def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
 
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
-    """The first turn whose update is missing, or differs from one process in any bit; None if all agree."""
+    """The first turn whose update is missing, or differs in any bit from one process's; None if all agree."""
     came = matrices.updates
     wrong = (i for i in range(count) if i not in came or not torch.equal(came[i], matrices.right(i)))
     return next(wrong, None)

@@ -106,7 +106,8 @@ def run_on_slow_links(
     count: int = 6,
     backend: str = "gloo",
 ) -> list[StepTimeline]:
-    """The fastest of ``steps`` runs of a loop for each window, where each rank has a slow link of its own.
+    """For each window, run a loop ``steps`` times, with a slow link for each rank, and return the fastest
+    run.
 
     There, a gather takes ``SLOWER`` times as long as the work on a matrix takes on this machine: then overlap
     pays even if the cores are busy with other programs, too.

@@ -180,7 +180,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def recomputing_exercise() -> Exercise:
-    """The exercise: F and B of a stage that recomputes, judged by bits, by bytes kept, and by forwards."""
+    """The exercise: F and B of a stage that recomputes, judged by bits, kept bytes, and forward passes."""
 
     def judge(forward: Forward, backward: Backward) -> Diagnosis | None:
         return first(_judge(forward, backward, dropout) for dropout in (0.0, 0.2))

@@ -63,7 +63,8 @@ def fair_shares(ranks: int, way: Way = "by index") -> float:
 
 
 def shares_by_index(costs: Sequence[float], ranks: int) -> float:
-    """The exercise's reference: the busiest rank's work in fair shares, if matrix i goes to rank i % ranks.
+    """The exercise's reference: the busiest rank's work over a fair share, if matrix i goes to rank i %
+    ranks.
 
     >>> shares_by_index([3, 1, 1], 2)
     1.6
@@ -262,7 +263,7 @@ def predict(ranks: int) -> Exercise:
         return None
 
     hints = (
-        "After k1, at which offset does k1's owner write? Too early: k1's elements are missing.",
+        "After k1, at which offset does k1's owner write? It is too early by the number of k1's elements.",
         "Two kinds are wrong: misplaced updates, and updates that these overlap.",
     )
     praise = "Misplaced updates are wrong, and so are the updates whose places they reach into."

@@ -91,7 +91,7 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
 def train(
     rank: int, grid: tuple[int, int], folder: Path, job: RunJob, port: Port, echo: bool = False
 ) -> bool:
-    """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
+    """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or from the start.
 
     All ranks must call. ``echo`` saves the loaded state again. Returns False if a function is still a stub.
     """

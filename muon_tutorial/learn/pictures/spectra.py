@@ -32,7 +32,7 @@ class Curve:
 
     @classmethod
     def relative(cls, name: str, values: Tensor, colour: str, line: str = "-") -> Curve:
-        """The curve of ``of``, with values relative to the largest."""
+        """Like ``of``, but with values relative to the largest."""
         return cls.of(name, values / values.max(), colour, line)
 
     def say(self) -> str:

@@ -64,7 +64,7 @@ def _say(shape: Shape) -> str:
 
 
 def check_ratio() -> Exercise:
-    """The exercise: how many times too small each factor is, for any shape, cut and tp."""
+    """The exercise: how many times too small each shard's factor is, for any shape, cut and tp."""
     cases = list(itertools.product(SHAPES, (1, 0), (2, 4, 8)))
     first_formula = f"The two have changed places: first {next(iter(FORMULAS))}."
     slips = (

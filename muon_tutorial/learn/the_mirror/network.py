@@ -240,9 +240,10 @@ def draw_orders(dp: int, tp: int, seed: int) -> Picture:
         _draw_order(axes, 80 + 56 * number, f"run {number + 1}", order, result, max(1, len(order)))
     hashes = sorted({result for _, result in network.ended})
     orders = len({order for order, _ in network.ended})
+    ends = "the hash" if len(hashes) == 1 else "different hashes:"
     said = (
         f"{runs} runs of the step, answered in {orders} different orders. The weights at the end have "
-        f"{len(hashes)} hash: {', '.join(hashes)}. The first run: {_say_order(network.ended[0][0])}."
+        f"{ends} {', '.join(hashes)}. The first run: {_say_order(network.ended[0][0])}."
     )
     return finish(figure, "network-orders", said)
 

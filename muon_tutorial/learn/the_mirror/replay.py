@@ -51,7 +51,7 @@ def render(recording: StepRecording, moment: int, matrix: str = "") -> Picture:
         write(axes, left, 154, after + before + hatched, color=QUIET)
         ranks = recording.diaries
         held = [diary.contents[matrix][shown] for diary in ranks if diary.tiles[matrix][shown]]
-        # between packing and unpacking, no rank notes the bytes
+        # between packing and unpacking, ranks note no contents
         different = f"; different contents: {len(set(held))}" if all(held) else ""
         write(axes, left, 172, f"{len(held)} of {len(ranks)} ranks hold a part{different}", color=QUIET)
         each = (half - 2 * _MARGIN) / recording.tp

@@ -50,7 +50,7 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
 
 
 def ratios_by_round(these: Sequence[float], those: Sequence[float]) -> tuple[float, float, float]:
-    """The median and the quartiles of the ratios within each round."""
+    """Take each round's ratio; return the median and the quartiles of these ratios."""
     return median_and_spread([a / b for a, b in zip(these, those, strict=True)])
 
 

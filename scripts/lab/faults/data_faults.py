@@ -189,7 +189,7 @@ def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. With zero1 over dp, one rank updates an element, and the others copy it."""
+    """Whether copies can stay different. With zero1 over dp they cannot: one rank updates, others copy."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 
