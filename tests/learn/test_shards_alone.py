@@ -129,11 +129,18 @@ def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
     return torch.cat(pieces, dim=dim)
 
 
+def first_of_the_world(piece: Tensor, dim: int, group: Any) -> Tensor:
+    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, piece)
+    return torch.cat(pieces[: group.size()], dim=dim)
+
+
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     everybody = lambda piece, dim, group: solution(piece, dim, dist.group.WORLD)  # noqa: E731
     assert_wrong(shards_alone.check_gather(2, 2), everybody, "shards of all ranks")
+    assert_wrong(shards_alone.check_gather(2, 2), first_of_the_world, "another tp group's")
     said = shards_alone.check_gather(2, 2).check(without_group).message
     assert "Without group=group all 4 ranks of the grid answer, not the 2 of your tp group." in said
     assert said.count("RuntimeError") == 1

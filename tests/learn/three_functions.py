@@ -209,6 +209,10 @@ GATHERED: list[tuple[Callable, str]] = [
     (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
     (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
     (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
+    (
+        of_owner(lambda full: full.float()),
+        "torch.float32 came back; the momentum's own dtype is torch.bfloat16",
+    ),
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
     (

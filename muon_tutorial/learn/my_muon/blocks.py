@@ -91,18 +91,19 @@ def problem_of(block: KeptBlock) -> str | None:
         tree = ast.parse(block.source)
     except SyntaxError as error:
         return f"line {block.line + (error.lineno or 1) - 1}: {error.msg}"
+    place = f"line {block.line}: " if block.line else ""  # an answer that is not in the file yet has no line
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     if block.name not in defined:
-        return f"line {block.line}: the block of {block.name} does not define it"
+        return f"{place}the block of {block.name} does not define it"
     try:
         scope: dict[str, object] = {}
         exec(compile(HEAD + block.source, "my_muon.py", "exec"), scope)
     except Exception as error:
-        return f"line {block.line}: the block of {block.name} raised {type(error).__name__}: {error}"
+        return f"{place}the block of {block.name} raised {type(error).__name__}: {error}"
     asked = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if "group" in asked - used:
-        return f"line {block.line}: {block.name} never uses `group`. Pass it on in each call"
+        return f"{place}{block.name} never uses `group`. Pass it on in each call"
     return None
 
 

@@ -212,6 +212,8 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
         )
         came = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
         yield Diagnosis(f"{where} {came}{told}", _SHAPE_HINTS)
+    elif note.value.dtype != due.dtype:
+        yield Diagnosis(f"{where} {note.value.dtype} came back; the momentum's own dtype is {due.dtype}.")
     elif not note.value.equal(due):
         found = source_rows(note.value, due)
         picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)

@@ -217,6 +217,8 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | Diag
     if (wrong := on_ranks.first_wrong(result)) is None:
         return None
     row, column, value = wrong
+    if value is None and rank >= run.tp:
+        return f"{cut}: the entries are another tp group's. Pass group=group to each call."
     if value is None:
         return f"{cut}: the place at row {row}, column {column} was never filled."
     there = f"row {value // SHAPE[1]}, column {value % SHAPE[1]}"

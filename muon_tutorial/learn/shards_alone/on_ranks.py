@@ -58,8 +58,9 @@ def play_gather(function: Gather, dp: int, tp: int, backend: str) -> GatherRun:
 
 
 def play(rank: int, function: Gather, dp: int, tp: int) -> dict[int, Any]:
-    group = tp_group(dp, tp)
-    return {dim: function(my_piece(probe(), dim, rank % tp, tp), dim, group) for dim in (1, 0)}
+    group, shift = tp_group(dp, tp), rank // tp * probe().numel()  # each tp group has entries of its own
+    results = {dim: function(my_piece(probe(), dim, rank % tp, tp) + shift, dim, group) for dim in (1, 0)}
+    return {dim: each - shift if isinstance(each, Tensor) else each for dim, each in results.items()}
 
 
 def tp_group(dp: int, tp: int) -> dist.ProcessGroup:

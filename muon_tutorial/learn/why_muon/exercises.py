@@ -44,11 +44,15 @@ def loudest(S: Tensor, share: float) -> int:
 def write_loudest() -> Exercise:
     """The exercise: the number of directions that carry a share of the energy."""
     spectra = ([5.0, 3.0, 2.0, 1.0, 1.0, 1.0], [2.0] * 8, [4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0])
-    cases = [(torch.tensor(each), share) for each in spectra for share in (0.45, 0.95)]
+    cases = [(torch.tensor(each), share) for each in spectra for share in (0.45, 0.5, 0.95)]
+
+    def one_too_many(S: Tensor, share: float) -> int:
+        return int(((S**2).cumsum(0) / (S**2).sum() <= share).sum()) + 1
 
     slips = (
         ("Energy is the *square* of a singular value.", lambda S, share: loudest(S.sqrt(), share)),
         ("Count the direction with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
+        ("If the share is reached exactly, count no further.", one_too_many),
         ("Begin with the loudest.", lambda S, share: loudest(S.flip(0), share)),
         ("Half is only one share: use the second argument.", lambda S, share: loudest(S, 0.5)),
     )
