@@ -21,6 +21,9 @@ from ..errors import UsageError
 __all__ = ["cell_labels", "cell_sources", "dumps", "loads", "pack", "unpack_error"]
 
 
+MOVE = "move it to a module, and import it from there"
+
+
 def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """Return ``fn`` and its arguments as bytes for ``loads`` in a rank.
 
@@ -86,8 +89,6 @@ def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
             dumps(value)
         except Exception as refusal:
             kind, reason = type(value).__name__, str(refusal).strip() or type(refusal).__name__
-            return (
-                f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); "
-                "create it inside the function"
-            )
-    return f"{name}() cannot be sent to a rank: {error}"
+            remedy = MOVE if callable(value) else "create it inside the function"
+            return f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); {remedy}"
+    return f"{name}() cannot be sent to a rank ({error}); {MOVE}"

@@ -209,9 +209,10 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. The longest arrow counts, so divide `update`
-# by its largest singular value. Then compute its *promise*, how far the loss would fall if the gradient stayed the
-# same: multiply each entry of the divided update by the entry of `G` in the same place, and add up the products.
+# Suppose no step may move a layer's output too far, whatever the input. The longest axis of the ellipse counts, so
+# divide `update` by its largest singular value. Then compute its *promise*, how far the loss would fall if the
+# gradient stayed the same: multiply each entry of the divided update by the entry of `G` in the same place, and add up
+# the products.
 #
 # *Easy · 3 minutes · required*
 

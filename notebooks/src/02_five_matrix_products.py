@@ -356,9 +356,10 @@ for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2
 print(lesson.say_published())
 
 # %% [markdown]
-# As directions need only be *about* equally loud, lifting is what counts, above all early in training: of 64 values,
-# about thirty are below 0.01 after 40 training steps (lesson 01), but only three after 300 (this lesson). Polar
-# Express and CANS lift most: their numbers change from step to step, and the first `a` is above 8.
+# As directions need only be *about* equally loud, lifting is what counts, above all early in training: of the 64
+# singular values that Newton–Schulz starts from, about thirty are below 0.01 for a gradient after 40 training steps
+# (lesson 01), but only three for one after 300 (this lesson). Polar Express and CANS lift most: their numbers change
+# from step to step, and the first `a` is above 8.
 #
 # ## Recap
 #

@@ -360,9 +360,9 @@ formulas.check(formula)
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
-# We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to
-# their goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. There, S
-# counts the pieces of all ranks.)
+# We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to their
+# goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. In its row, S
+# is what all ranks bring together, so one rank brings S/P.)
 #
 # | collective | bytes |
 # |---|---|

@@ -118,9 +118,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 #
 # ## Yours, on real ranks
 #
-# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has whole matrices of its own, and its ranks
-# share the rows of each. For each matrix, name the owner by its global rank, not by its place in the group (the k of
-# `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices that no other group has, and
+# each of its ranks holds some rows of each. For each matrix, name the owner by its global rank, not by its place in
+# the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -178,7 +178,7 @@ def splits(owner, state):
     return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
-    return ...  # the whole matrix if this rank is dst_rank, in bfloat16 as it came; None on other ranks
+    return ...  # the whole matrix if this rank is dst_rank, in the dtype of momentum_buffer; None on other ranks
 
 # %%
 gathered.check(gather)

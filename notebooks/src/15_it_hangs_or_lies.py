@@ -125,8 +125,8 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. Its two
-# lowest functions have since moved to another file.)
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. It was
+# recorded earlier: its two lowest functions now stand in another file.)
 
 # %%
 print(lesson.recorded_dump())

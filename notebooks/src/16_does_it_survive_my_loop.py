@@ -362,7 +362,7 @@ lesson.quiz().check(answers)
 # ## Finale: your optimizer
 #
 # `my_muon.py` now trains a small GPT on real processes, on three grids. `torch.optim.Muon` gets the same full
-# gradients, in this one process. On which grid does a rank send least for a step?
+# gradients, in this one process. On which grid does a rank send least in `step()`, not counting forward and backward?
 #
 # *Easy · 2 minutes · required*
 
