@@ -73,7 +73,8 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
 @pytest.mark.parametrize(
     ("letter", "repair", "says"),
     [
-        ("hang", {10: "for self.step in range(1, steps):"}, "training ends before step 3 on"),
+        ("hang", {10: "for self.step in range(1, steps):"}, "training ends after step 2, not 3, on"),
+        ("hang", {10: "for self.step in range(1, steps + 9):"}, "training ends after step 11, not 3, on"),
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
         ("A", {6: "return 0"}, "With this seed it is repaired, but not with another"),
         ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),

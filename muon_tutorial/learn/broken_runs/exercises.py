@@ -238,11 +238,15 @@ def judge(run: TrainingRun) -> Diagnosis | None:
         return Diagnosis(f"Ranks still hang: {waits(run)[0]}.", HANG_HINTS)
     spot = first_difference(run)
     if spot is None or spot.is_rounding:
-        early = [rank for rank, each in enumerate(run.reports) if (STEPS, "share") not in each.notes.rungs]
-        if not early:
+        last = [
+            max((step for step, rung in it.notes.rungs if rung == "share"), default=0) for it in run.reports
+        ]
+        off = [rank for rank, step in enumerate(last) if step != STEPS]
+        if not off:
             return None
-        said = f"No rank waits any more, but training ends before step {STEPS} on {say_ranks(early)}."
-        return Diagnosis(said, ("Every rank must take all steps.",))
+        ends = f"ends after step {last[off[0]]}, not {STEPS}, on {say_ranks(off)}"
+        hint = f"Every rank must take the {STEPS} steps that train() was asked for."
+        return Diagnosis(f"No rank waits any more, but training {ends}.", (hint,))
     size = f"size {spot.ratio:.4f}, cosine {spot.cosine:.4f}"
     what = f"Every rank comes to its end, but {spot} still differs from the oracle: {size}."
     return Diagnosis(what, LADDER_HINTS)

@@ -162,7 +162,7 @@ def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
             hint = "Test dist.get_rank() == owner after the collective, not before."
             yield Diagnosis(f"{waited} for {those}. {ALL_CALL}.", (hint,))
         hint = "Do all ranks of the group make the same calls, in the same order?"
-        yield Diagnosis(f"{waited} in vain.", (hint,))
+        yield Diagnosis(f"{waited}, and no rank came.", (hint,))
     if note.call == "step":
         yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
@@ -175,6 +175,7 @@ def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
     group = "Does the call name group=state['group']? Without it, all ranks of the grid take part."
     hint = why(
         ("zip()" in note.error, group),
+        ("index out of range" in note.error, "Lists go by places in the group: ranks.index(owner)."),
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
         ("NoneType" in note.error, none),
         ("different dtypes" in note.error, "All tensors of the call are bfloat16, as the update is."),
