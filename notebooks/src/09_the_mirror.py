@@ -50,7 +50,7 @@ widgets: bool = True
 # %% jupyter={"source_hidden": true}
 import inspect
 import torch
-from muon_tutorial import Grid, Hop, Owned, Replicate, Shard, launch, zeropower_via_newtonschulz
+from muon_tutorial import Owned, Shard, launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn import the_mirror as lesson, my_muon
@@ -119,9 +119,9 @@ replay.explore(here, live=widgets, moment=4)
 # The momentum never travels: each rank updates its range `m[B_dp]`, and from it computes x, the input of
 # Newton–Schulz.
 #
-# ## Luggage, address, route
+# ## The trip of one matrix
 #
-# Your step is a journey, and one bucket is its luggage. tp cuts up by rows, and o and down by columns:
+# Follow o through the film. tp cuts up by rows, and o and down by columns. Each rank packs its pieces in this order:
 
 # %%
 bucket = plan.buckets[0]
@@ -129,7 +129,7 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape)
 
 # %% [markdown]
-# Rank 0 packs its pieces in this order. Which range of the bucket is o's?
+# Which range of rank 0's bucket is o's?
 #
 # *Easy · 2 minutes · required*
 
@@ -153,45 +153,37 @@ compare({"range_of_o": range_of_o}, {"range_of_o": meta.global_range})
 # </details>
 
 # %% [markdown]
-# The master plan, lesson 05's address book, has it as `global_range`, and the piece's `shape`, too:
+# The master plan, lesson 05's address book, has it as `meta.global_range`, and the piece's rows and columns as
+# `meta.shape`. Now o travels:
 
 # %%
-print(meta)
+print(lesson.say_trip(plan, here, "o"))
 
 # %% [markdown]
-# A **hop** changes a tensor's state along *one* axis. The states:
+# A change along *one* axis is a **hop**. A phase's hops, with the dtype that they send, are its **route**. Line 5 turns
+# the hop of line 3 around, and sends nothing, because each tp rank has o whole. If line 3 brought o to one owner,
+# `Shard(1) → Owned(1)`, which collective would line 5 need?
 #
-# ```text
-# Shard(1)      cut along dimension 1    W[I, J_tp]
-# Replicate()   whole on every rank      W[I, J]
-# Owned(0)      whole at place 0 alone   W[I, J]@tp=0
-# Partial()     a summand on each rank   W[I, J]{U_tp}
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+from_owner = ...  # "nothing", "all_gather", "broadcast" or "scatter"
+
+# %% tags=["answer"]
+print(lesson.say_hops())
+compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(1), Shard(1))})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Only the owner has the update, so it sends each rank its piece: a scatter, which undoes a gather. The table above
+# shows all hops. A reduce sends the sum to one rank.
+#
+# ```python
+# from_owner = "scatter"
 # ```
 #
-# Which hop undoes each of these three? Say it, then run the cell:
-
-# %%
-print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
-print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
-print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
-
-# %% [markdown]
-# The collective that each hop needs, out and back:
-#
-# <details><summary>What are gather, scatter and reduce?</summary>
-#
-# A gather sends all pieces to one rank, and a scatter sends them back. A reduce sends the sum to one rank.
-#
 # </details>
-
-# %%
-print(lesson.say_hops())
-
-# %% [markdown]
-# A **route** is hops in order, and the dtype that they send:
-
-# %%
-print(bucket.entries[1].route)
 
 # %% [markdown]
 # ## A trap: the matrix that was flat
@@ -433,7 +425,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# In one process, `torch.optim.Muon` gets the averages that your phase 1 left:
+# In one process, `torch.optim.Muon` gets the averages that phase 1 left:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -448,6 +440,6 @@ print("entries that differ:", lesson.different_bits(after, alone))
 print(my_muon.try_it())
 
 # %% [markdown]
-# Your step is right to the bit, and the next lesson asks what it costs.
+# The step that ran, yours or the reference, is right to the bit, and the next lesson asks what it costs.
 #
 # *Read on:* [Muon is Scalable, section 2.3](https://arxiv.org/abs/2502.16982)

@@ -1,13 +1,14 @@
-"""Lesson 09: changes of placement, and the collectives that they ask for."""
+"""Lesson 09: one matrix's trip, changes of placement, and the collectives that they ask for."""
 
 from __future__ import annotations
 
 import torch
 
-from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Replicate, Shard
+from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Plan, Replicate, Route, Shard
 from ...engine.collective import Label, Walk
 from ...engine.hops import take
 from ...plan.layout import Placement
+from .recording import PHASES, StepRecording
 
 HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Replicate()),
@@ -45,6 +46,30 @@ def say_hops() -> str:
     for src, dst in HOPS:
         back = "no way back: the summands are gone" if isinstance(src, Partial) else asks_for(dst, src)
         lines.append(f"{_name(src):<14}{_name(dst):<14}{asks_for(src, dst):<16}{back}")
+    return "\n".join(lines)
+
+
+def say_trip(plan: Plan, recording: StepRecording, name: str) -> str:
+    """A table of a matrix's trip: each phase's hops, and what the first rank that works on it then holds."""
+    rank, bucket = recording.workers(name)[0], plan.buckets[0]
+    [entry] = (each for each in bucket.entries if each.matrix.name == name)
+    out: list[Route] = [bucket.gradient, bucket.compute, entry.route]
+    routes = [*out, None, entry.route.inverse, bucket.compute.inverse, bucket.parameter]
+    dtypes = [route.dtype for route in (bucket.gradient, *out, entry.route, *out[:0:-1], bucket.parameter)]
+    lines = ["Partial(): a summand on each rank. Shard(1): cut along dimension 1. Replicate(): whole on all."]
+    lines += [f"{f'rank {rank} holds of {name}:':>70}", f"{'':52}{'entries':>9}{'bytes':>7}  from ranks"]
+    for moment, (tiles, dtype) in enumerate(zip(recording.diaries[rank].tiles[name], dtypes, strict=True)):
+        hops = ""
+        if moment and (route := routes[moment - 1]):
+            hops = ", ".join(
+                f"{hop.axis}: {_name(hop.src)} → {_name(hop.dst)}"
+                for hop in route.hops
+                if isinstance(hop, Hop)
+            )
+        entries = sum(rows * columns for *_, rows, columns in tiles)
+        brought = " ".join(map(str, sorted({tile[0] for tile in tiles})))
+        what = f"{moment} {PHASES[moment - 1]}" if moment else "0 start"
+        lines.append(f"{what:26}{hops:26}{entries:9,}{entries * dtype.itemsize:7,}  {brought}")
     return "\n".join(lines)
 
 
