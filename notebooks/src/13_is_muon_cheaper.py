@@ -47,6 +47,7 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
+import math
 from torch.profiler import ProfilerActivity, profile
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Label
@@ -87,7 +88,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting, saving = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -165,41 +166,19 @@ for name, dtype in lesson.DTYPES.items():
 # %% tags=["volatile", "ranks"]
 def traced(rank):
     take = lesson.step_to_profile(dp, tp, seed, adamw_step)
-    take()  # a warm-up, so that the profiler sees no start
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        take()
+    for _ in range(2):  # the first is a warm-up, of the profiler too
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            take()
     return lesson.collectives_in(seen.events())
 
-rows = launch(traced, dp * tp, backend=backend, output="quiet")[0]
-print(lesson.say_rows(rows))
+mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
+print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the call, which only hands the work to another thread. That thread's event has the backend's
-# name. How long is the event in which that thread summed your gradients?
-#
-# *Easy · 3 minutes · required*
-
-# %% tags=["stub"]
-at_work = ...  # microseconds
-
-# %%
-lesson.reading_exercise(rows).check(at_work)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Gradients travel first. Gloo runs their reduce_scatter as an all_reduce, so the call and its work have different
-# names.
-#
-# ```python
-# at_work = next(duration for name, begin, duration in rows if not name.startswith("c10d::"))
-# ```
-#
-# </details>
-
-# %% [markdown]
-# On a GPU a kernel does the work, and both CPU and GPU may get an **annotation**, a label over a stretch of time. So
-# one collective leaves four events, as in this made-up trace:
+# A name with `c10d::` is the call, or launch, which only hands the work to another thread. That thread's event has the
+# backend's name, and the table calls it a kernel, because on a GPU a kernel does this work. There, both CPU and GPU may
+# also get an **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up
+# trace:
 
 # %%
 events = lesson.made_up_trace()
@@ -249,6 +228,13 @@ once.check(communicating)
 communicating = once.accepted_or(lesson.communicating)
 by_name = sum(event.duration for event in events if event.communicates)
 print(f"sum over events with such names: {by_name:,} ns; time in which communication ran: {communicating(events):,} ns")
+
+# %% [markdown]
+# And in your own step, where a collective leaves only two events?
+
+# %% tags=["volatile"]
+by_name = sum(event.duration for event in mine if event.communicates)
+print(f"sum over events with such names: {by_name:,} ns; time in which communication ran: {communicating(mine):,} ns")
 
 # %% [markdown]
 # The report's own traces, in milliseconds over five steps:
@@ -364,6 +350,15 @@ print(lesson.say_waits(timeline, waited))
 # Where a rank mostly waits, its own trace suggests that you need faster links. But the rank usually waits for rank 0,
 # which has too much work.
 #
+# <details><summary>See your training in Perfetto, a viewer of traces</summary>
+#
+# `python scripts/trace_run.py --dp 2 --steps 3` trains a small GPT and records three steps on all ranks, on one clock.
+# It prints for which parts of the time each rank computed, communicated and waited, and writes
+# `runs/trace/trace.json.gz`. Open that file at [ui.perfetto.dev](https://ui.perfetto.dev): each rank has its own lane,
+# so you see who waits for whom.
+#
+# </details>
+#
 # ## Time of the whole step
 #
 # Forward and backward grow with the batch, but the optimizer's step does not:
@@ -414,8 +409,6 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 
 # %% [markdown]
 # ## All strategies, side by side
-#
-# Which strategy would you take?
 #
 # <details><summary>Three names, and what is counted</summary>
 #
@@ -479,40 +472,49 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# A step of AdamW is faster. How many of them fit into the time of one step of Muon?
+# Forward and backward take `forward` seconds a token. To the same loss, AdamW takes `fewer` times as many steps as
+# Muon. From how many tokens a step on does Muon need less time?
 #
-# *Easy · 2 minutes · required*
+# <details><summary>Hint</summary>
+#
+# With t tokens a step, how long does Muon take for one step, and AdamW for `fewer` steps? For which t are both equal?
+# Then ask what your formula says if AdamW's step is slow, and if `fewer` is 1.
+#
+# </details>
+#
+# *Medium · 6 minutes · required*
 
 # %% tags=["stub"]
-def more_steps(adamw, muon):
-    # seconds of one step with each, forward and backward included
-    return ...
+def break_even(forward, adamw, muon, fewer):
+    # adamw, muon: seconds of one optimizer's step, without forward and backward; fewer: at least 1
+    return ...  # tokens; 0 if Muon leads with any batch, math.inf if with none
 
 # %%
-saving.check(more_steps)
+turning.check(break_even)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The whole time must be equal: AdamW's steps × `adamw` = Muon's steps × `muon`.
+# For each of its steps Muon owes some time. AdamW's additional forwards and backwards, a part `fewer - 1` of a step,
+# pay it back, the sooner the more tokens they have.
 #
 # ```python
-# def more_steps(adamw, muon):
-#     return muon / adamw
+# def break_even(forward, adamw, muon, fewer):
+#     owed = muon - fewer * adamw
+#     saved = (fewer - 1) * forward  # with each token
+#     if owed <= 0:
+#         return 0
+#     return owed / saved if saved else math.inf
 # ```
 #
 # </details>
 
 # %%
-more_steps = saving.accepted_or(lesson.more_steps)
-for tokens in lesson.TOKENS:
-    at = lesson.Setting(tokens=tokens)  # all fp32, zero1, links at full speed
-    print(f"{tokens:>9,} tokens a step: {more_steps(at.adamw_seconds, at.muon_seconds):.2f} times as many")
+print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# No number is below 1, so with equally many steps AdamW stays ahead. If it needs 1.1 times as many, Muon leads from
-# 262,144 tokens on (1.097 there, which the table rounds). On the slowest link, from how many tokens on does Muon lead
-# with each strategy?
+# On slow links `zero1` turns later, and `boundary` earlier: it sends hardly more than AdamW, in fewer steps. In which
+# settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)
@@ -520,8 +522,7 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # <details><summary>Compare</summary>
 #
-# In float32, `boundary` leads from 65,536 tokens on, because it sends hardly more than AdamW. `layerwise` leads from
-# 1,048,576 on, and `zero1`, which sends most, only from 2,097,152.
+# In none: step for step, AdamW is always faster here. If AdamW takes twice as many steps, Muon leads in all.
 #
 # </details>
 

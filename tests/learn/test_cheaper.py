@@ -137,18 +137,9 @@ SUMS: list[tuple[Any, str]] = [
 
 
 REAL = ["c10d::_reduce_scatter_base_", "gloo:all_reduce", "c10d::_allgather_base_", "gloo:all_gather"]
-TRACED = list(zip(REAL, (0, 70, 550, 600), (40, 118, 39, 497), strict=True))
-READ: list[tuple[Any, str]] = [
-    (118, PASSES),
-    (40, "That is the call"),
-    (158, "one collective: do not add them up"),
-    (497, "the all_gather of new weights"),
-    (694, "Gradients travel before weights"),
-    ("gloo", "at_work: not gloo. Gradients travel"),
-]
 
 
-def profiled(rank: int) -> list[trace_events.TraceRow]:
+def profiled(rank: int) -> list[TraceEvent]:
     take = on_ranks.step_to_profile(2, 1, 0, on_ranks.adamw_step)
     take()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -157,20 +148,32 @@ def profiled(rank: int) -> list[trace_events.TraceRow]:
 
 
 def test_a_real_step_leaves_two_calls_and_what_they_handed_over() -> None:
-    for rows in launch(profiled, 2, output="quiet"):
-        names = [name for name, _, _ in rows]
+    for events in launch(profiled, 2, output="quiet"):
+        names = [event.name for event in events]
         assert sorted(names) == sorted(REAL)
         assert names.index("gloo:all_reduce") < names.index("gloo:all_gather")
-        assert all(name in trace_events.say_rows(rows) for name in REAL)
-        [right] = [length for name, _, length in rows if name == "gloo:all_reduce"]
-        assert exercises.reading_exercise(rows).check(right)
+        assert all(name in lesson.say_events(events) for name in REAL)
+        works = [event for event in events if event.name.startswith("gloo:")]
+        assert [event.sort for event in works] == ["kernel"] * 2
+        assert max(event.duration for event in works) <= lesson.communicating(events) < by_name(events)
 
 
 def test_step_for_step_adamw_is_never_behind_and_large_batches_pay_for_muon() -> None:
-    needed = [exercises.more_steps(at.adamw_seconds, at.muon_seconds) for at in map(at_tokens, costs.TOKENS)]
+    needed = [at.muon_seconds / at.adamw_seconds for at in map(at_tokens, costs.TOKENS)]
     assert needed == sorted(needed, reverse=True)
     assert needed[0] > 1.5
     assert 1 < needed[-1] < 1.02
+
+
+@pytest.mark.parametrize("strategy", costs.STRATEGIES)
+@pytest.mark.parametrize("link", costs.LINKS.values())
+def test_where_it_turns_is_where_the_pictures_winner_changes(strategy: str, link: float) -> None:
+    said = lesson.say_turns(lesson.break_even).splitlines()
+    [row] = (line.split()[1:] for line in said if line.startswith(strategy))
+    turn = float(row[list(costs.LINKS.values()).index(link)].replace(",", ""))
+    for tokens in costs.TOKENS:
+        at = Setting("all fp32", tokens, link, strategy, 1.1)
+        assert (at.muon_seconds < at.adamw_seconds) is (tokens > turn)
 
 
 def at_tokens(tokens: int) -> Setting:
@@ -194,7 +197,6 @@ WRONG_WAITS: list[tuple[Any, str]] = [
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(exercises.bytes_exercise, 2, 2), BYTES),
     (partial(exercises.adamw_exercise, 2, 2, 0), STEPS),
-    (partial(exercises.reading_exercise, TRACED), READ),
     (exercises.events_exercise, SUMS),
     (exercises.waits_exercise, WRONG_WAITS),
 )

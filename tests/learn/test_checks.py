@@ -44,7 +44,7 @@ WRITTEN: list[Callable[[], Exercise]] = [
     broken_runs.write_suspects,
     broken_runs.write_waits,
     partial(cheaper.bytes_exercise, 2, 2),
-    cheaper.steps_exercise,
+    cheaper.turning_exercise,
     collectives.check_formula,
     collectives.check_seconds,
     early_return.makespan_exercise,

@@ -1,7 +1,8 @@
-"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, more steps, the quiz."""
+"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, where it turns, the quiz."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Real
@@ -20,14 +21,13 @@ from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
 from ..exercises import judge as judging
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, guesses, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, numbers, value_of, written
 from . import on_ranks, trace_events
 from .costs import Setting, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, SentBytes, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import (
     GATHER,
     PRODUCT,
-    TraceRow,
     event,
     made_up_trace,
     one_collective,
@@ -191,20 +191,6 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
 """Traces on which the reader's function is judged, and hints for an answer that fails there."""
 
 
-def reading_exercise(rows: Sequence[TraceRow]) -> Exercise:
-    """The exercise: how long the first collective of a real trace was at work."""
-    (called, *_), (right, *later) = (
-        [length for name, _, length in rows if name.startswith("c10d::") is is_call]
-        for is_call in (True, False)
-    )
-    mistakes = [(called, "That is the call, which returns before the work is done.")]
-    mistakes += [(called + right, "The call and its work are one collective: do not add them up.")]
-    mistakes += [(each, "That is the all_gather of new weights.") for each in later]
-    told = "Gradients travel before weights, and the work has the backend's name, such as gloo:."
-    praise = "This includes waiting for other ranks: one rank's trace can't tell it from sending."
-    return guesses(("at_work", right, told, *mistakes), praise=praise)
-
-
 def events_exercise() -> Exercise:
     """The exercise: nanoseconds in which any collective ran, each moment counted once."""
 
@@ -269,20 +255,35 @@ def waits_exercise() -> Exercise:
     return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: use all ranks' times.")
 
 
-def more_steps(adamw: float, muon: float) -> float:
-    """The exercise's reference: AdamW's steps over Muon's in equal time, given the seconds of a step."""
-    return muon / adamw
+def break_even(forward: float, adamw: float, muon: float, fewer: float) -> float:
+    """The exercise's reference: tokens a step from which Muon reaches a loss in less time than AdamW.
+
+    ``forward`` are the seconds of a token in forward and backward, ``adamw`` and ``muon`` those of a step.
+    """
+    owed, saved = muon - fewer * adamw, (fewer - 1) * forward
+    return 0 if owed <= 0 else owed / saved if saved else math.inf
 
 
-def steps_exercise() -> Exercise:
-    """The exercise: the factor by which AdamW may take more steps than Muon in the same time."""
+def turning_exercise() -> Exercise:
+    """The exercise: from how many tokens a step on Muon leads, where AdamW takes more steps."""
+    cases = [(3, 20, 70, 1.1), (1, 10, 30, 2), (2, 40, 30, 1.1), (2, 20, 30, 1), (5, 10, 40, 1.5)]
     slips = (
-        ("The optimizer whose step is slower may take fewer steps.", lambda adamw, muon: adamw / muon),
-        ("That is only the excess: 0.5 more means 1.5 times as many.", lambda adamw, muon: muon / adamw - 1),
-        ("Those are seconds. What is asked is a ratio of steps.", lambda adamw, muon: muon - adamw),
+        ("AdamW's own step is taken `fewer` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
+        ("Muon has forward and backward in its step, too.", _turn(lambda f, a, m, x: (m - x * a) / (f * x))),
+        ("Muon's step may cost no more than `fewer` of AdamW's: then it leads with any batch.", _turn(_owed)),
     )
-    say, praise = "{} s with AdamW and {} s with Muon", "If AdamW needs more steps than that, Muon is ahead."
-    return written(more_steps, [(2, 3), (0.5, 0.4), (1, 1)], *slips, say=say, praise=praise)
+    praise = "The more tokens a step has, the less Muon's longer step counts."
+    say = "forward={}, adamw={}, muon={}, fewer={}"
+    return written(break_even, cases, *slips, say=say, praise=praise)
+
+
+def _owed(forward: float, adamw: float, muon: float, fewer: float) -> float:
+    return (muon - fewer * adamw) / ((fewer - 1) * forward)
+
+
+def _turn(formula: Callable[..., float]) -> Callable[..., float]:
+    """A formula of the exercise that divides by zero if both optimizers take equally many steps."""
+    return lambda *case: math.inf if case[-1] == 1 else formula(*case)
 
 
 def slow_winner() -> str:
@@ -308,7 +309,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, steps.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, turning.
 
     Raises UsageError if dp is 1, because then nothing is sent, or if dp does not divide the bucket's entries.
     """
@@ -316,4 +317,4 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     if dp < 2 or entries % dp:
         raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
     traced = events_exercise(), headlines_exercise(), waits_exercise()
-    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced, steps_exercise()
+    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced, turning_exercise()

@@ -20,28 +20,23 @@ Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 """Takes the flights of one collective, and returns the nanoseconds that each rank waited."""
 
 
-TraceRow = tuple[str, int, int]
-"""A profiled event: its name, when it began, and how long it took, in microseconds."""
+def collectives_in(events: Iterable[Any]) -> list[TraceEvent]:
+    """A profiler's ``events()`` whose names say communication; the first begins at 0.
+
+    Without a GPU the backend's event, in the thread that sends, has the sort of the kernel that it replaces.
+    """
+    found = [(each.name, each.time_range) for each in events if COMMUNICATION.search(each.name)]
+    first = min((time.start for _, time in found), default=0)
+    sorts: list[Sort] = ["launch" if name.startswith("c10d::") else "kernel" for name, _ in found]
+    rows = zip(found, sorts, strict=True)
+    made = [event(name, sort, time.start - first, time.elapsed_us()) for (name, time), sort in rows]
+    return sorted(made, key=lambda each: each.begin)
 
 
-def collectives_in(events: Iterable[Any]) -> list[TraceRow]:
-    """The rows of a profiler's ``events()`` whose names say communication; the first begins at 0."""
-    times = [(each.name, each.time_range) for each in events if COMMUNICATION.search(each.name)]
-    first = min((time.start for _, time in times), default=0)
-    rows = [(name, round(time.start - first), round(time.elapsed_us())) for name, time in times]
-    return sorted(rows, key=lambda row: row[1])
-
-
-def say_rows(rows: Iterable[TraceRow]) -> str:
-    """Rows of a real trace as a table, in microseconds."""
-    shown = [f"{begin:9,} {duration:9,}   {name}" for name, begin, duration in rows]
-    return "\n".join([f"{'begin':>9} {'duration':>9}   name", *shown])
-
-
-def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
+def event(name: str, sort: Sort, begin: float, duration: float) -> TraceEvent:
     """An event of a trace, times in microseconds."""
     place, track = ("GPU 0", 7) if sort in ("kernel", "memory", "gpu annotation") else ("rank 0", 1)
-    return TraceEvent(name, sort, begin * US, duration * US, place, track, {})
+    return TraceEvent(name, sort, round(begin * US), round(duration * US), place, track, {})
 
 
 def one_collective(begin: int, duration: int) -> list[TraceEvent]:
