@@ -105,8 +105,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 #
 # <details><summary>Hint</summary>
 #
-# Along dp, one rank's share is `total // dp` entries. Along tp, a share is `touched` entries: the rank's pieces of the
-# matrices that it works on. Each line is the bytes of an entry × (P − 1) × the entries of a share.
+# Try a bucket of 12 entries on dp=3. How many messages does a rank send in the reduce_scatter, how many entries has each,
+# and how many bytes is that? Then along tp: for which matrices does a rank need its neighbours' pieces?
 #
 # </details>
 #
