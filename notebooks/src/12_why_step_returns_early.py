@@ -22,10 +22,10 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Eighty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
-# loop that hides communication behind work, find a wait that is missing in another loop, order the work of a pipeline,
-# and trade a stage's memory for work. A good place to stop is before *Stages that wait for each other*. When you come
-# back, run all cells above it again.
+# **Sixty-five minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
+# schedule takes before it runs, write the loop that hides communication behind work, and find a wait that is missing in
+# another loop. In the optional part, the last section, you order the work of a pipeline and trade a stage's memory for
+# work. A good place to stop is before *Find the missing wait*. When you come back, run all cells above it again.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
@@ -311,119 +311,6 @@ for share in (1, 8):
 # All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently get each
 # other's matrices.
 #
-# You can now hide messages, and the pipelines below begin afresh, so this is a good place to stop.
-#
-# ## Stages that wait for each other
-#
-# In a pipeline each rank, a **stage**, has some layers, and a batch comes in small **micro-batches**. An order lists a
-# stage's forwards (F) and backwards (B, twice as long):
-
-# %%
-def gpipe(stage, stages, micro):
-    return "F" * micro + "B" * micro
-
-lesson.draw_pipelines({"GPipe": gpipe})
-
-# %% [markdown]
-# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe, but each stage keeps
-# as few micro-batches as possible: it begins with some forwards, then does a B before each F. How many forwards?
-#
-# <details><summary>Hint</summary>
-#
-# The last stage can go back at once, so its order begins with FBFB. On the first stage, take the time from the start
-# of a micro-batch's F to the end of its B: how many micro-batches' F and B fit into it, this one counted?
-#
-# </details>
-#
-# *Medium · 8 minutes · required*
-
-# %% tags=["stub"]
-def one_f_one_b(stage, stages, micro):
-    # stage: from 0 to stages - 1; micro: how many micro-batches
-    return ...  # such as "FFBFBB"
-
-# %%
-in_turn.check(one_f_one_b)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# A micro-batch has `stages - stage` stages left, counting this stage. Its way through them and back takes as long as
-# this stage needs for F and B of `stages - stage` micro-batches, so this many keep the stage busy. If you begin with
-# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster. Less idle are [several parts
-# of the model on each stage](https://arxiv.org/abs/2104.04473) (Megatron-LM) and [a B that is split in
-# two](https://arxiv.org/abs/2401.10241) (Zero Bubble).
-#
-# ```python
-# def one_f_one_b(stage, stages, micro):
-#     ahead = min(micro, stages - stage)
-#     return "F" * ahead + "BF" * (micro - ahead) + "B" * ahead
-# ```
-#
-# </details>
-
-# %%
-one_f_one_b = in_turn.accepted_or(lesson.one_f_one_b)
-lesson.draw_pipelines({"GPipe": gpipe, "1F1B": one_f_one_b})
-
-# %% [markdown]
-# Even so, the first stage may lack memory. With **recomputing**, F keeps only its input, and B computes forward once
-# more. Write F and B of such a stage. It has dropout, and its gradients must not change by a bit.
-#
-# <details><summary>Hint</summary>
-#
-# Under `torch.no_grad()`, forward keeps nothing. `x.requires_grad_()` makes the input a leaf, which gets a gradient
-# when you call `y.backward(gradient)`. Dropout draws the same entries again if you set the state of the random numbers
-# back: `torch.get_rng_state()`, `torch.set_rng_state(state)`. Other micro-batches draw from it, too.
-#
-# </details>
-#
-# *Medium · 10 minutes · required*
-
-# %% tags=["stub"]
-def forward(stage, x):
-    return ..., ...  # the output, and what you keep until B
-
-def backward(stage, kept, gradient):
-    # gradient: of the output. Adds to the .grad of the stage's parameters
-    return ...  # the gradient of x
-
-# %%
-again.check(forward, backward)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# If B left the state where its own dropout ended, the next F would change. In your training,
-# `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
-# al.](https://arxiv.org/abs/1604.06174) made this common in 2016. [Korthikanti et
-# al.](https://arxiv.org/abs/2205.05198) recompute only what is large and cheap, the middle of attention.
-#
-# ```python
-# def forward(stage, x):
-#     before = torch.get_rng_state()
-#     with torch.no_grad():
-#         return stage(x), (x, before)
-#
-# def backward(stage, kept, gradient):
-#     x, before = kept
-#     after = torch.get_rng_state()
-#     torch.set_rng_state(before)
-#     y = stage(x.requires_grad_())
-#     torch.set_rng_state(after)
-#     y.backward(gradient)
-#     return x.grad
-# ```
-#
-# </details>
-
-# %%
-print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
-
-# %% [markdown]
-# F takes one unit, and B three in place of two, so the price is a third more computing.
-
-# %% [markdown]
 # <details><summary>An open task: in which order should a rank ask? (30 minutes)</summary>
 #
 # Matrices are rarely alike. Draw gathers and works of six matrices at random, and find an order with the least
@@ -446,35 +333,6 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #
 # </details>
 #
-# <details><summary>A build of an hour, without a stub: a pipeline</summary>
-#
-# Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
-# `test_pipeline.py`. Write `pipeline.py` beside it, with `dist.send` and `dist.recv` alone (write `dist.` before
-# each), until `python test_pipeline.py` is green. `step(stage, batches, rank, ranks)` sends each micro-batch, a
-# float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks get an equally
-# long list of `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go back:
-# when a stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all
-# micro-batches add up.
-#
-# </details>
-#
-# <details><summary>A hint for the build: where a gradient comes from</summary>
-#
-# What has been received has no graph, so `requires_grad_()` makes it a leaf, and after backward its `.grad` is the
-# gradient that the previous stage is waiting for. Keep each pair of input and output until its gradient comes.
-#
-# </details>
-#
-# <details><summary>A solution of the build, and why it is so</summary>
-#
-# It is `muon_tutorial/learn/builds/reference/pipeline.py`. All micro-batches go forward before the first comes back,
-# so a stage computes the next while its neighbour computes this one: with P stages and M micro-batches a rank is idle
-# for P − 1 of M + P − 1 turns. It is tempting to take each micro-batch there and back, because then one pair
-# suffices; but only one rank computes at a time. The price of the solution is memory, M pairs on each rank. In the
-# order of your `one_f_one_b`, a rank would keep at most P pairs, with the same idle turns.
-#
-# </details>
-#
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
@@ -486,8 +344,6 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
 # - All ranks ask in one order.
-# - 1F1B and GPipe are idle for the same part, but under 1F1B a stage keeps fewer activations. If it recomputes, it
-#   keeps inputs alone.
 # - If computing and sending share a core, overlap gains little, because they take turns.
 #
 # </details>
@@ -580,6 +436,146 @@ lesson.draw_slow_links(runs, with_window_3)
 #
 # Window 3 saved about a third, on two cores that all ranks shared with other programs. With nothing shared,
 # `makespan` falls from 18 times the work on a matrix to 13.
+#
+# </details>
+
+# %% [markdown]
+# ## Optional: stages that wait for each other
+#
+# In a pipeline each rank, a **stage**, has some layers, and a batch comes in **micro-batches**. An order lists a stage's
+# forwards (F) and backwards (B, twice as long):
+
+# %%
+def gpipe(stage, stages, micro):
+    return "F" * micro + "B" * micro
+
+lesson.draw_pipelines({"GPipe": gpipe})
+
+# %% [markdown]
+# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe but keeps as few
+# micro-batches as possible: after some forwards, a stage does a B before each F. How many forwards?
+#
+# <details><summary>Hint</summary>
+#
+# The last stage can go back at once, so its order begins with FBFB. On the first stage, take the time from the start
+# of a micro-batch's F to the end of its B: how many micro-batches' F and B fit into it, this one counted?
+#
+# </details>
+#
+# *Medium · 8 minutes · optional*
+
+# %% tags=["stub"]
+def one_f_one_b(stage, stages, micro):
+    # stage: from 0 to stages - 1; micro: how many micro-batches
+    return ...  # such as "FFBFBB"
+
+# %%
+in_turn.check(one_f_one_b)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A micro-batch has `stages - stage` stages left, counting this stage. Its way through them and back takes as long as
+# this stage needs for F and B of `stages - stage` micro-batches, so this many keep the stage busy. If you begin with
+# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster. Less idle are [several parts
+# of the model on each stage](https://arxiv.org/abs/2104.04473) (Megatron-LM) and [a B that is split in
+# two](https://arxiv.org/abs/2401.10241) (Zero Bubble).
+#
+# ```python
+# def one_f_one_b(stage, stages, micro):
+#     ahead = min(micro, stages - stage)
+#     return "F" * ahead + "BF" * (micro - ahead) + "B" * ahead
+# ```
+#
+# </details>
+
+# %%
+one_f_one_b = in_turn.accepted_or(lesson.one_f_one_b)
+lesson.draw_pipelines({"GPipe": gpipe, "1F1B": one_f_one_b})
+
+# %% [markdown]
+# Where memory is still too small, **recomputing** helps: F keeps only its input, and B computes forward once more. Write
+# F and B of such a stage. It has dropout, and its gradients must not change by a bit.
+#
+# <details><summary>Hint</summary>
+#
+# Under `torch.no_grad()`, forward keeps nothing. `x.requires_grad_()` makes the input a leaf, which gets a gradient
+# when you call `y.backward(gradient)`. Dropout draws the same entries again if you set the state of the random numbers
+# back: `torch.get_rng_state()`, `torch.set_rng_state(state)`. Other micro-batches draw from it, too.
+#
+# </details>
+#
+# *Medium · 10 minutes · optional*
+
+# %% tags=["stub"]
+def forward(stage, x):
+    return ..., ...  # the output, and what you keep until B
+
+def backward(stage, kept, gradient):
+    # gradient: of the output. Adds to the .grad of the stage's parameters
+    return ...  # the gradient of x
+
+# %%
+again.check(forward, backward)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# If B left the state where its own dropout ended, the next F would change. F takes one unit, and B three in place of
+# two, so the price is a third more computing.
+#
+# In your training, `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
+# al.](https://arxiv.org/abs/1604.06174) made this common in 2016. [Korthikanti et
+# al.](https://arxiv.org/abs/2205.05198) recompute only what is large and cheap, the middle of attention.
+#
+# ```python
+# def forward(stage, x):
+#     before = torch.get_rng_state()
+#     with torch.no_grad():
+#         return stage(x), (x, before)
+#
+# def backward(stage, kept, gradient):
+#     x, before = kept
+#     after = torch.get_rng_state()
+#     torch.set_rng_state(before)
+#     y = stage(x.requires_grad_())
+#     torch.set_rng_state(after)
+#     y.backward(gradient)
+#     return x.grad
+# ```
+#
+# </details>
+
+# %%
+print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
+
+# %% [markdown]
+# <details><summary>A build of an hour, without a stub: a pipeline</summary>
+#
+# Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
+# `test_pipeline.py`. Write `pipeline.py` beside it, with `dist.send` and `dist.recv` alone (write `dist.` before
+# each), until `python test_pipeline.py` is green. `step(stage, batches, rank, ranks)` sends each micro-batch, a
+# float64 tensor of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; the other ranks get an equally
+# long list of `None`. On the last rank, `out.square().sum()` is the loss of a micro-batch. Then gradients go back:
+# when a stage has received the gradient of its output `y`, it calls `y.backward(gradient)`. Gradients of all
+# micro-batches add up.
+#
+# </details>
+#
+# <details><summary>A hint for the build: where a gradient comes from</summary>
+#
+# What has been received has no graph, so `requires_grad_()` makes it a leaf, and after backward its `.grad` is the
+# gradient that the previous stage is waiting for. Keep each pair of input and output until its gradient comes.
+#
+# </details>
+#
+# <details><summary>A solution of the build, and why it is so</summary>
+#
+# It is `muon_tutorial/learn/builds/reference/pipeline.py`. All micro-batches go forward before the first comes back,
+# so a stage computes the next while its neighbour computes this one: with P stages and M micro-batches a rank is idle
+# for P − 1 of M + P − 1 turns. It is tempting to take each micro-batch there and back, because then one pair
+# suffices; but only one rank computes at a time. The price of the solution is memory, M pairs on each rank. In the
+# order of your `one_f_one_b`, a rank would keep at most P pairs, with the same idle turns.
 #
 # </details>
 
