@@ -274,33 +274,50 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon:
+# Your machine times the package's own Muon on 24 matrices. A limit of 10 kB gives each its own bucket, and 640 kB makes
+# two buckets.
+#
+# *Easy · 2 minutes · required*
 
-# %% tags=["volatile"]
+# %% tags=["stub", "predict"]
+matrices = ...  # how many of the 24 does each rank orthogonalize with 10 kB?
+faster = ...  # about how many times faster is a step with 640 kB: 1, 2 or 6?
+
+# %% tags=["answer", "volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
-lesson.draw_buckets(costs)
+compare({"matrices": matrices, "faster": faster}, lesson.found_costs(costs), lesson.draw_buckets(costs))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# With larger buckets the bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have
+# their latency. And with the smallest limit, every rank has a part of each bucket, so it orthogonalizes every matrix.
+# With the largest limit it orthogonalizes only those of which its slice has a part. How much faster that is depends on
+# your machine. In one huge bucket, though, no rank could begin until all of it had arrived.
+#
+# ```python
+# matrices = 24
+# faster = 6
+# ```
+#
+# </details>
 
 # %% [markdown]
-# With larger buckets the bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have
-# their latency. And with the smallest limit each of the 24 timed matrices has its own bucket, so every rank
-# orthogonalizes all 24. With the largest limit, a rank orthogonalizes only those of which its slice has a part. In one
-# huge bucket, though, no rank could begin until all of it had arrived.
-#
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again keep a part of each, and orthogonalize
-# all. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`, and a
-# matrix lies on one rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would again orthogonalize all. The package therefore does
+# not cut as this lesson does, where buckets show the ranges of small matrices better. By default it cuts *one* long list
+# of all matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)
 
 # %% [markdown]
-# <details><summary>Why this lesson cuts buckets, and who cuts a list</summary>
+# <details><summary>Who else cuts a list, and what a bucket is there</summary>
 #
-# With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in [Moonshot's
-# paper](https://arxiv.org/abs/2502.16982), gives equal slices, too, and each slice is one unbroken part of the list. A
-# slice is long, so it travels in several pieces: there, these are the buckets.
+# A list that is cut as a whole, as in [Moonshot's paper](https://arxiv.org/abs/2502.16982), gives equal slices, too,
+# and each slice is one unbroken part of the list. A slice is long, so it travels in several pieces: there, these are
+# the buckets.
 #
 # </details>
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.learn import zero1_buffer as lesson
+from muon_tutorial.learn.zero1_buffer import on_ranks
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
 
@@ -59,3 +60,12 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     kept = sum(stop - start for start, stop in (m.local_range for m in plan.dist_meta(plan.grid.at(0))))
     right = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": 6 if tp == 1 else 4}
     assert_quiz(lesson.quiz(plan), right)
+
+
+def test_costs_by_bucket_size_are_compared_on_the_slowest_and_busiest_rank() -> None:
+    def cost(worked: int, seconds: float) -> on_ranks.BucketCost:
+        return on_ranks.BucketCost(0, 0, 0, 0, worked, 0, seconds)
+
+    for last, faster in ((4.0, 1), (1.9, 2), (0.6, 6)):
+        costs = [[cost(24, 3.9), cost(9, 0.1)], [cost(20, 4.0), cost(8, last)]]
+        assert on_ranks.found_costs(costs) == {"matrices": 24, "faster": faster}

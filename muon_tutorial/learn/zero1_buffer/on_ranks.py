@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,6 +63,14 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
         sum(row.ring for row in rows),
         measure.median_seconds(muon.step, steps),
     )
+
+
+def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, int]:
+    """How many matrices a rank works on in the smallest buckets, and how often a step with the largest fits
+    into the time of one with those: 1, 2 or 6 times."""
+    first, *_, last = (max(each.seconds for each in one_size) for one_size in zip(*costs, strict=True))
+    faster = min((1, 2, 6), key=lambda times: abs(math.log(first / last / times)))
+    return {"matrices": max(of_rank[0].worked for of_rank in costs), "faster": faster}
 
 
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
