@@ -211,15 +211,6 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # %% tags=["stub", "predict"]
 arrives = ...  # a rank, such as 0, or "error"
 
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# arrives = "error"  # global rank 1 is in another column, unless tp is small
-# ```
-#
-# </details>
-
 # %% tags=["answer"]
 def from_number_1(rank):
     column = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
@@ -233,6 +224,15 @@ def from_number_1(rank):
 arrived = launch(from_number_1, dp * tp, backend=backend)
 print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# arrives = "error"  # global rank 1 is in another column, unless tp is small
+# ```
+#
+# </details>
 
 # %% [markdown]
 # `src` means the *global* rank, `group_src` the number within the group. On a grid with one axis they are the same,
@@ -264,18 +264,6 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% tags=["stub", "predict"]
 returned = ...  # a list of ranks, such as [1, 2]
 
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Rank 0's row waits for it for ever, and every other column waits for its member of that row. Only in rank 0's own
-# column does everybody come.
-#
-# ```python
-# returned = list(range(0, dp * tp, tp)) if tp > 1 else list(range(dp))
-# ```
-#
-# </details>
-
 # %%
 def row_then_column(rank, skipper):
     mesh, known = build_mesh({"dp": dp, "tp": tp}, timeout=3), [rank]
@@ -294,6 +282,18 @@ def row_then_column(rank, skipper):
 found = launch(row_then_column, dp * tp, args=(0,), backend=backend)
 print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Rank 0's row waits for it for ever, and every other column waits for its member of that row. Only in rank 0's own
+# column does everybody come.
+#
+# ```python
+# returned = list(range(0, dp * tp, tp)) if tp > 1 else list(range(dp))
+# ```
+#
+# </details>
 
 # %% [markdown]
 # The rank that made the mistake sees no error!

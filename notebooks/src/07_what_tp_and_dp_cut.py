@@ -187,15 +187,6 @@ layers.check(both_layers)
 # %% tags=["stub", "predict"]
 same_bits = ...  # True or False
 
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# ```python
-# same_bits = tp == 1
-# ```
-#
-# </details>
-
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
 both_layers = layers.accepted_or(lesson.both_layers)
@@ -212,6 +203,15 @@ for kind in ("whole", "ordinary"):
     run = lesson.LayersRun(dp, tp, given, tuple(outputs))
     print(lesson.say_layers(run, kind))
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# same_bits = tp == 1
+# ```
+#
+# </details>
 
 # %% [markdown]
 # The ranks add the same products in another order, and each addition rounds. With whole numbers the outputs agree to
