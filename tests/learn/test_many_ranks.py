@@ -97,3 +97,23 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     assert len(repr(last)) < 2000
     right = {"idle": 1488, "floor": 1000 * last.floor, "latency": last.latency / first.latency}
     assert_quiz(exercises.quiz(), right)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "seconds", "between"),
+    [
+        ({"dp": 64, "tp": 8}, "layerwise", 1.76, 50.5),
+        ({"dp_shard": 64, "tp": 8}, "owner", 0.91, 34.4),
+        ({"dp": 8, "tp": 8, "pp": 8}, "layerwise", 0.27, None),
+    ],
+)
+def test_the_open_tasks_scores_are_the_planners(
+    sizes: dict[str, int], strategy: str, seconds: float, between: float | None
+) -> None:
+    plan = plan_model(scaling.find_model(scaling.MODEL), sizes, scaling.find_machine(scaling.MACHINE))
+    assert plan.best is not None
+    assert (plan.best.strategy, round(plan.best.seconds, 2)) == (strategy, seconds)
+    assert plan.memory(plan.best) <= 80e9
+    text = (ROOT / "notebooks" / "src" / "14_from_32_to_16384_ranks.py").read_text(encoding="utf-8")
+    assert between is None or round(plan.best.between / 1e9, 1) == between
+    assert between is None or f"{seconds} s and {between} GB" in " ".join(text.replace("\n# ", " ").split())
