@@ -154,14 +154,13 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
-# all_reduce). For `owner` (lesson 10: one rank owns a matrix), do you count the all_reduce that averages gradients
-# before its step?
+# all_reduce). `owner` (lesson 10) begins with averages, and the last row of each dtype adds the all_reduce that makes
+# them.
 #
 # ## Time, as a profiler logs it
 #
 # The report took 0.57 from *time*: each run's summed durations of all events whose names say all-reduce or all-gather.
-# Which events have such names? Profile your own step, and look at rank 0's events, in
-# microseconds:
+# Profile your own step, and look at rank 0's events with such names, in microseconds:
 
 # %% tags=["volatile", "ranks"]
 def traced(rank):
@@ -175,10 +174,9 @@ mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
 print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the call, or launch, which only hands the work to another thread. That thread's event has the
-# backend's name, and the table calls it a kernel, because on a GPU a kernel does this work. There, both CPU and GPU may
-# also get an **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up
-# trace:
+# A name with `c10d::` is the launch, which only hands the work to another thread. That thread's event, with the
+# backend's name, is a kernel in the table, because on a GPU a kernel does this work. There, both CPU and GPU may also
+# get an **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up trace:
 
 # %%
 events = lesson.made_up_trace()
@@ -299,8 +297,7 @@ for name, number in lesson.right_headlines().items():
 print(lesson.say_bytes())
 
 # %% [markdown]
-# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights. Three
-# headlines are taken apart, so this is a good place to stop.
+# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights.
 #
 # ## Waiting is not transfer
 #
@@ -422,10 +419,30 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work once,
-# not twice. `boundary` sends as little but does the work twice, and `gram` sends less but gives other bits. So by bytes
-# and work you would take `layerwise`.
+# Of the strategies that orthogonalize each matrix only once, which one sends the fewest bytes?
 #
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub", "predict"]
+taken = ...  # a name from the first column
+
+# %% tags=["answer"]
+compare({"taken": taken}, {"taken": lesson.least_work_and_bytes(dp=4, tp=2)})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work once,
+# not twice. `owner` does it once, too, but has to average all gradients first. `boundary` sends as little but does the
+# work twice, and `gram` sends less but gives other bits.
+#
+# ```python
+# taken = "layerwise"
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>

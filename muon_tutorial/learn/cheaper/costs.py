@@ -238,6 +238,18 @@ def say_strategies(dp: int, tp: int) -> str:
     return "\n".join(lines)
 
 
+def least_work_and_bytes(dp: int, tp: int) -> str:
+    """The strategy that repeats the least work and, of those that repeat as little, sends least."""
+    grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
+
+    def cost(name: str) -> tuple[int, int]:
+        plan = BUILDERS[name](all_matrices, grid)
+        sent = sum(bill_of("", plan, rank).total for rank in grid.ranks)
+        return sum(len(plan.workers(matrix.index)) for matrix in all_matrices), sent
+
+    return min(CHOICES, key=cost)
+
+
 def _facts_of(plan: Plan, all_matrices: Sequence[Matrix]) -> str:
     """Copies of a momentum entry, ranks at work on a matrix, MB sent of each kind."""
     bills = [bill_of("", plan, rank) for rank in plan.grid.ranks]
