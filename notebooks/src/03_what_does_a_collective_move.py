@@ -24,7 +24,8 @@ lesson.hero()
 #
 # **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
 # many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
-# real processes, and seen what happens if one is wrong.
+# real processes, and seen what happens if one is wrong. A good place to stop is before *Bytes, for any ring*. When you
+# come back, run all cells above it again.
 #
 # *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
 #

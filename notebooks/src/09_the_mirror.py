@@ -315,7 +315,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# All lessons so far led here. If you are tired, rest first. `job` does the arithmetic, and you write what moves.
+# All lessons so far led here. `job` does the arithmetic, and you write what moves.
 #
 # <details><summary>Hint</summary>
 #

@@ -23,7 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Seventy-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
-# work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
+# work so that no owner holds up the rest. Your code will have moved the bytes, on real processes. A good place to stop
+# is before *Deal out the work*. When you come back, run all cells above it again.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan), lesson 06 (groups) and lesson 07 (layouts).
 #
