@@ -76,7 +76,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes in all?
+# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes together?
 #
 # *Easy · 3 minutes · required*
 

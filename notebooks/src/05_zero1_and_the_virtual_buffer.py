@@ -316,8 +316,8 @@ lesson.draw_cuts(dp, tp)
 # <details><summary>Who else cuts a list, and what a bucket is there</summary>
 #
 # A list that is cut as a whole, as in [Moonshot's paper](https://arxiv.org/abs/2502.16982), gives equal slices, too,
-# and each slice is one unbroken part of the list. A slice is long, so it travels in several pieces: there, these are
-# the buckets.
+# and each slice is one unbroken part of the list. A slice is long, so it travels in several pieces, and with one list
+# these are the buckets.
 #
 # </details>
 

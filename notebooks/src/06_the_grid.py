@@ -229,7 +229,7 @@ compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 # <details><summary>Solution</summary>
 #
 # ```python
-# arrives = "error"  # global rank 1 is in another column, unless tp is small
+# arrives = "error"  # global rank 1 is not in the last rank's column if tp is above 2
 # ```
 #
 # </details>
@@ -354,8 +354,8 @@ except RankFailedError as error:
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare their lists first.
-# - One call in the row and then one in the column let everybody hear of everybody, if ranks pass on what they heard in
-#   the first.
+# - After a call in the row, and then one in the column that passes on what the first brought, every rank has heard of
+#   every rank.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. Ranks that report a timeout only waited: they did
 #   nothing wrong.

@@ -275,9 +275,9 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# A rank asks for each matrix of which its slice has a part. Where tp pieces are unequal, shorter ones are padded, and
-# padding counts as a part, so that all ranks of a tp group ask for the same matrices. If a boundary cuts a matrix,
-# the ranks on both sides orthogonalize it.
+# A rank asks for each matrix of which its slice has a part. Where tp pieces are unequal, shorter ones are padded. A
+# slice that has only padding of a matrix counts as having a part of it, so that all ranks of a tp group ask for the
+# same matrices. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
 #
 # </details>
 #
@@ -320,18 +320,8 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # <details><summary>Hint</summary>
 #
 # Phases 1, 2, 3 and 7 are `yield from travel(…)`. Phases 5 and 6 are `yield from way_back(…)`, on the routes of 3 and
-# 2. Which of them handle one matrix, and which the whole bucket? Between these calls, ask `job` for the arithmetic, in
-# this order:
-#
-# - `job.gradients(bucket)` for this rank's own gradients, flat
-# - `job.momentum(bucket, summed)` for what phase 2 sends
-# - `job.matrices(bucket)` for the pairs `(entry, meta)` of the matrices that this rank works on
-# - `job.newton_schulz(entry, whole)` for phase 4
-# - `job.apply(bucket, kept)` for this rank's new weights, from what phase 6 left
-# - `job.write(bucket, fresh)`, which puts all new weights into the model, so that nothing is left to return
-#
-# `job.label(3, entry)` labels a phase of one matrix. `meta.global_range` is that matrix's place in the flat buffer, and
-# `torch.zeros_like(flat)` makes a buffer in which to collect updates.
+# 2. Which of them handle one matrix, and which the whole bucket? `torch.zeros_like(flat)` makes a buffer in which to
+# collect updates.
 #
 # </details>
 #
@@ -344,8 +334,14 @@ unpack = shapes.accepted_or(lesson.unpack)
 # %% tags=["stub"]
 def my_step(job, bucket, at):
     # routes: bucket.gradient, bucket.compute, bucket.parameter, and entry.route of each matrix
-    # unpack(flat, meta): this rank's piece of a matrix, out of the bucket's flat buffer
-    # job does the arithmetic in between; the hint lists its six methods. job.label(1) labels phase 1
+    # unpack(flat, meta): this rank's piece of a matrix, out of the bucket's flat buffer, from meta.global_range
+    # job.label(1) labels phase 1, and job.label(3, entry) a phase of one matrix. In the order of the step, use
+    # job.gradients(bucket): this rank's own gradients, flat
+    # job.momentum(bucket, summed): what phase 2 sends
+    # job.matrices(bucket): the pairs (entry, meta) of the matrices that this rank works on
+    # job.newton_schulz(entry, whole): phase 4
+    # job.apply(bucket, kept): this rank's new weights, from what phase 6 left
+    # job.write(bucket, fresh): puts all new weights into the model, so that nothing is left to return
     return ...
 
 # %%

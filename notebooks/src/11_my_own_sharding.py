@@ -113,9 +113,9 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. As the top picture shows,
-# its matrices are gathered in one replica, but the owner sends the update to the ranks of all replicas. (In the last
-# layout there, **expert parallel** or EP, each rank has its own *experts*, small MLPs that each get some of the tokens.
-# All other matrices are *dense*.)
+# a matrix is gathered within one replica, but its owner sends the update to the ranks of all replicas. (In the last
+# layout there, **expert parallel** or EP, each rank has its own *experts*, small MLPs that each get some of the
+# tokens. All other matrices are *dense*.)
 #
 # ## Yours, on real ranks
 #

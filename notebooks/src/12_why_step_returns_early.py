@@ -223,7 +223,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-# compare work and sending in the top picture. On the loopback messages stay in the machine: one core computes and sends
+# compare work and sending in the top picture
+# on the loopback, messages stay in the machine, so one core computes and sends
 best_link = ...  # "50 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
 
 # %% tags=["answer"]
@@ -414,8 +415,9 @@ with_window_3 = recorded.accepted_or(lesson.with_window_3)
 print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
-# In the first row and the last, your time is a fifth too short, because `makespan` gives each rank a core and a link of
-# its own. In the first row all ranks share two cores, in the last row one link. The timed world counts that.
+# In the first row and the last, your time is a fifth too short, because `makespan` gives each rank a core and a link
+# of its own. In the first row all ranks share two cores, in the last row one link. The timed world takes this sharing
+# into account.
 #
 # <details><summary>How little was left to hide</summary>
 #
@@ -458,7 +460,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 # <details><summary>Hint</summary>
 #
 # The last stage can go back at once, so its order begins with FBFB. On the first stage, take the time from the start
-# of a micro-batch's F to the end of its B: how many micro-batches' F and B fit into it, this one counted?
+# of a micro-batch's F to the end of its B: for how many micro-batches, this one included, could the stage do F and B
+# in that time?
 #
 # </details>
 #

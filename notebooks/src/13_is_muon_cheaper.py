@@ -447,8 +447,8 @@ compare({"taken": taken}, {"taken": lesson.least_work_and_bytes(dp=4, tp=2)})
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links and
-#   without tp, `boundary` won, because an owner's matrices travel one after another.
+# - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links (and
+#   with dp alone), `boundary` won, because an owner's matrices travel one after another.
 # - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
 # - Waiting looks like transfer until you have the clocks of all ranks.

@@ -101,9 +101,9 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # %% [markdown]
 # <details><summary>Why does latency grow, and jump beyond 1,024?</summary>
 #
-# On a ring, latency would grow with the ranks: 2 (P − 1) messages, one after the other (lesson 03). So libraries change
-# to a tree, in which each doubling of the ranks adds one level. The jump comes where matrices run out. Until then
-# several matrices of one owner share a call, and from there on every matrix needs a call of its own.
+# On a ring, latency would grow with the ranks: 2 (P − 1) messages, one after the other (lesson 03). So libraries
+# change to a tree, in which each doubling of the ranks adds one level. The jump comes where matrices run out. As long
+# as an owner has several matrices, they share a call; after that, every matrix needs a call of its own.
 #
 # </details>
 #
@@ -266,7 +266,7 @@ print(lesson.say_clocked())
 # gets 3.3 times faster; the planner says 4.0.
 #
 # `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches
-# of thin matrices, for example, are planned 27 times too slow, and planned ratios of two times are up to 2.5 times
+# of thin matrices, for example, are planned 27 times too slow, and a ratio of two planned times is up to 2.5 times
 # off.
 #
 # </details>

@@ -153,7 +153,8 @@ def _checked(step: StepOfAdamW) -> StepOfAdamW:
         except TutorialError:
             raise
         except Exception as error:
-            raise MistakeError(f"The function raised {type(error).__name__}: {error}.") from error
+            lost = " A travel without `yield from` sends nothing." if "generator" in str(error) else ""
+            raise MistakeError(f"The function raised {type(error).__name__}: {error}.{lost}") from error
 
     return walk
 

@@ -172,4 +172,6 @@ def _state(difference: StepDifference, rank: int, phase: int) -> str:
         return "–"
     hows: Sequence[str] = [mark.how for mark in own if mark.phase == phase]
     order = ("wrong", "missing", "same") if phase == broken else ("same",)
-    return next((how for how in order if how in hows), "–")
+    how = next((how for how in order if how in hows), "–")
+    # Once one rank's mistake has stopped the run, others come no further.
+    return "not reached" if how == "missing" and difference.broke and first and first.rank != rank else how
