@@ -1,8 +1,8 @@
 """The requests that a generator may make of a world, and their order. This folder knows no process group.
 
-``collective``   the requests, as plain records
-``hops``         one change of placement, or one exchange
-``pieces``       a bucket's boxes, matrix by matrix, if no flat buffer is needed
-``travel``       moves a tensor along a route, hop by hop
-``order``        several buckets in flight, in an order that depends only on the plan
+``collective``       the requests, as plain records
+``hop_collectives``  which collective each change of placement asks for, and each exchange
+``pieces``           a bucket's boxes, matrix by matrix, if no flat buffer is needed
+``travel``           moves a tensor along a route, hop by hop
+``order``            several buckets in flight, in an order that depends only on the plan
 """

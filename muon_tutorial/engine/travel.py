@@ -13,7 +13,7 @@ from torch import Tensor
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, Partial, Replicate, Route
 from .collective import IDLE, Collective, Label, Walk
-from .hops import take
+from .hop_collectives import take
 
 
 def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:

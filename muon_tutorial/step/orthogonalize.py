@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ..engine.collective import ABREAST, Label, Walk
-from ..engine.hops import view
+from ..engine.hop_collectives import view
 from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz

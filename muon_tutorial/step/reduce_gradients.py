@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Label, Walk
-from ..engine.hops import view
+from ..engine.hop_collectives import view
 from ..engine.travel import all_reduce, travel
 from ..plan.bucket import fill_buckets
 from ..plan.grid import Coordinate

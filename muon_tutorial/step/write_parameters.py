@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..decay_and_add import ShardRange, adjusted_lr, decay_and_add
 from ..engine.collective import Label, Walk
-from ..engine.hops import view
+from ..engine.hop_collectives import view
 from ..engine.pieces import Pieces
 from ..engine.travel import travel
 from ..orthogonalizers.choices import name_for

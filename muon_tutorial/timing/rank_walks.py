@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..engine.collective import Abreast, Collective, Kind, Label, Walk
-from ..engine.hops import at_once
+from ..engine.hop_collectives import at_once
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient

@@ -51,7 +51,7 @@ widgets: bool = True
 import inspect
 import torch
 from muon_tutorial import Owned, Shard, launch, zeropower_via_newtonschulz
-from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn import the_mirror as lesson, my_muon
 from muon_tutorial.learn.the_mirror import replay

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from muon_tutorial import Coordinate, Grid, LocalWorld, Matrix, Shard, owner
 from muon_tutorial.engine.collective import Label, Walk
-from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.pieces import Pieces
 from muon_tutorial.plan.exchange import Exchange, LocalShards, WholeMatrices
 

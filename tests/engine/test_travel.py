@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LocalWorld
-from muon_tutorial.engine import hops as hops_module
+from muon_tutorial.engine import hop_collectives as hops_module
 from muon_tutorial.engine.collective import Label
-from muon_tutorial.engine.hops import SMALL
+from muon_tutorial.engine.hop_collectives import SMALL
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.plan.layout import Hop, Owned, Partial, Placement, Replicate, Route, Shard, shard_box
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.collective import Start, Wait
-from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import Exercise

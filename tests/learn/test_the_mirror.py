@@ -14,7 +14,7 @@ import torch
 
 from muon_tutorial import Owned, Replicate, Shard, UsageError, launch
 from muon_tutorial.engine.collective import Walk
-from muon_tutorial.engine.hops import take
+from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons

@@ -113,7 +113,10 @@ def sorted_by(is_hidden: Callable[[str, Tensor], bool]) -> Callable[[torch.nn.Mo
 
 SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
     (sorted_by(lambda name, p: p.dim() == 2 and name.startswith("blocks.")), PASSES),
-    (sorted_by(lambda name, p: p.dim() == 2), "Muon got embedding.weight, head.weight, which no hidden layer has"),
+    (
+        sorted_by(lambda name, p: p.dim() == 2),
+        "Muon got embedding.weight, head.weight, which no",
+    ),
     (sorted_by(lambda name, p: name.startswith("blocks.")), "a vector has no directions"),
     (sorted_by(lambda name, p: "attention." in name), "AdamW got blocks.0.mlp.down.weight"),
     (lambda model: why_muon.split(model)[::-1], "changed places"),

@@ -6,7 +6,7 @@ import torch
 
 from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Partial, Plan, Replicate, Route, Shard
 from ...engine.collective import Label, Walk
-from ...engine.hops import take
+from ...engine.hop_collectives import take
 from ...plan.layout import Placement
 from .recording import PHASES, StepRecording
 

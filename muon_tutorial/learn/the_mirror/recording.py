@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...engine.collective import Collective, Label, Walk
-from ...engine.hops import view
+from ...engine.hop_collectives import view
 from ...engine.travel import stand_by, travel
 from ...plan.bucket import Bucket, matrix_boxes
 from ...plan.exchange import BufferSlice
