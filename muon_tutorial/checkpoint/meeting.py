@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from ..errors import CheckpointError, TutorialError
+from ..launching.group_timeouts import group_timeout
 from ..launching.phase import report_phase
-from ..launching.timeouts import group_timeout
 from ..worlds.live import gather_objects
 from .plain_data import pack, unpack
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .errors_of_lost_ranks import in_one_line
 from .messages import RankRaised
 from .ship_functions import cell_labels
-from .watch import WatchedRank
+from .watch_ranks import WatchedRank
 
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\("

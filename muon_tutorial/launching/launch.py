@@ -18,14 +18,14 @@ from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageErro
 from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
+from .group_timeouts import check_timeout
 from .messages import LaunchSpec, MessageSocket, RankEnds
 from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
 from .signals import SENT
 from .spawn import SpawnedRanks
 from .standard_streams import fill_standard_descriptors
-from .timeouts import check_timeout
-from .watch import RankOutput, RankWatcher, WatchedRank, print_line
+from .watch_ranks import RankOutput, RankWatcher, WatchedRank, print_line
 
 Method = Literal["fork", "spawn"]
 FITTING: Method = "fork" if sys.platform == "linux" else "spawn"

@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 
 from .errors_of_lost_ranks import is_about_lost_rank
+from .group_timeouts import new_groups_time_out
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import is_communicating, own_line, report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
 from .signals import ignore_only
 from .standard_streams import flush_output
-from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
 # Most bytes of freed memory that a rank keeps: in all, and in one block.

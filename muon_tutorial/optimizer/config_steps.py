@@ -29,7 +29,7 @@ from ..plan.strategies import Plan, one_by_one, owner
 from ..step.agreement import Ranks
 from ..step.parameter_state import group_parts, same_tensors
 from ..step.step import PlanStep
-from ..worlds.compare import check_same
+from ..worlds.compare_plans import check_same
 from ..worlds.live import LiveWorld, NoMesh
 from .make_steps import agreed, parameter_states, plan_step
 

@@ -25,7 +25,7 @@ from ..plan.strategies import Builder, Plan, describe_plan, find_builder
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
-from ..worlds.compare import check_same
+from ..worlds.compare_plans import check_same
 from ..worlds.live import LiveWorld, NoMesh
 
 if TYPE_CHECKING:

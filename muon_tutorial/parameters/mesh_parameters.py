@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
 from ..step.parameter_state import gradient_dtype, local_part, mesh_axes
-from ..worlds.compare import check_same
+from ..worlds.compare_plans import check_same
 from ..worlds.live import LiveWorld, global_rank
 from .dtensor_placements import dtensor_cuts
 

@@ -18,7 +18,7 @@ from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..step.parameter_state import local_part
-from ..worlds.compare import check_lines
+from ..worlds.compare_plans import check_lines
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
 from .dtensor_placements import dtensor_cuts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import GridError, UsageError
-from ..launching.timeouts import check_timeout
+from ..launching.group_timeouts import check_timeout
 
 Backend = Literal["gloo", "nccl"]
 

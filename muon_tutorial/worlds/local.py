@@ -18,7 +18,7 @@ from torch import Tensor
 from ..engine.collective import Collective, Idle, Start, Turn, Wait, Walk
 from ..errors import DeadlockError, GridError, MismatchError, RequestError, UsageError
 from ..plan.grid import Coordinate, Grid
-from .compare import check_lines
+from .compare_plans import check_lines
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, meeting, save_checkpoint, saving
 from muon_tutorial.checkpoint.meeting import Meeting
 from muon_tutorial.errors import CheckpointError, RankFailedError
+from muon_tutorial.launching.group_timeouts import group_timeout
 from muon_tutorial.launching.launch import launch
-from muon_tutorial.launching.timeouts import group_timeout
 from muon_tutorial.worlds.live import gather_objects
 
 from ..configs.setups import error_of

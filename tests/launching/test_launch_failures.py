@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from muon_tutorial.errors import LaunchTimeoutError, RankFailedError
-from muon_tutorial.launching import spawn, watch
+from muon_tutorial.launching import spawn, watch_ranks
 from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import WITHIN, nothing_is_left
@@ -128,6 +128,6 @@ def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytes
 
 
 def test_a_stopped_rank_gets_no_more_than_the_timeout_if_no_other_runs(monkeypatch) -> None:
-    monkeypatch.setattr(watch, "_REVIVING", 3000.0)
+    monkeypatch.setattr(watch_ranks, "_REVIVING", 3000.0)
     with pytest.raises(RankFailedError, match=r"rank 1 of 2 was stopped \(SIGSTOP\) .* within 1 s"):
         launch(ranks.stop_the_last, 2, timeout=1.0, limit=300.0)  # a busy machine takes long to start

@@ -12,7 +12,7 @@ import pytest
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching.errors_of_lost_ranks import is_about_lost_rank
 from muon_tutorial.launching.ship_functions import dumps, pack, unpack_error
-from muon_tutorial.launching.watch import _rebuilt
+from muon_tutorial.launching.watch_ranks import _rebuilt
 
 
 class RebuildingError(Exception):

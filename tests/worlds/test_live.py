@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from muon_tutorial import Grid, LiveWorld, LocalWorld, Muon, build_mesh, launch
 from muon_tutorial.engine.collective import Collective, Label, Start
 from muon_tutorial.errors import GridError, RequestError, UsageError
-from muon_tutorial.launching.timeouts import group_timeout
+from muon_tutorial.launching.group_timeouts import group_timeout
 
 from .requests import PARTS, PROGRAMS, asks, one
 

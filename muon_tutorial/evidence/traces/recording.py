@@ -36,7 +36,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ...engine.collective import Collective
 from ...errors import TraceError
 from ...launching.launch import launch
-from ...launching.watch import print_line
+from ...launching.watch_ranks import print_line
 from ...plan.grid import Coordinate
 from ...worlds.live import Follow, Moment
 from ..ring_bytes import ring_bytes

@@ -22,7 +22,7 @@ from muon_tutorial.orthogonalizers.choices import AUTO
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 
 from .newton_schulz_times import PEAKS, product
-from .peers import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
+from .other_muons import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
 from .step_work import StepWork, watch_first_step
 from .turns import in_milliseconds, ratios_by_round, timed
 

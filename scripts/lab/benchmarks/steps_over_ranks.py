@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from muon_tutorial import Muon, launch
 from muon_tutorial.evidence.tables import Table, TableRow
-from muon_tutorial.launching.timeouts import new_groups_time_out
+from muon_tutorial.launching.group_timeouts import new_groups_time_out
 from muon_tutorial.orthogonalizers.named import STOCK
 
-from .peers import SETTINGS, Params
+from .other_muons import SETTINGS, Params
 from .step_benchmark import StepSet, give
 from .step_work import state_bytes, watch_first_step
 from .turns import in_milliseconds, ratios_by_round, slowest, timed

@@ -17,7 +17,7 @@ from muon_tutorial.orthogonalizers.symmetric_products import symmetric_share
 from scripts import step_benchmark as script
 from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
 from scripts.lab.benchmarks.newton_schulz_times import product
-from scripts.lab.benchmarks.peers import Params, Peer, StepContender, find_peers, import_alone
+from scripts.lab.benchmarks.other_muons import Params, Peer, StepContender, find_peers, import_alone
 from scripts.lab.benchmarks.step_benchmark import TORCH, StepRun, StepSet, measure_steps, our_contender
 from scripts.lab.benchmarks.step_work import watch
 from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, RankCase
