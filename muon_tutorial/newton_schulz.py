@@ -96,7 +96,7 @@ def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Ten
     tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)
     X = X.T if tall else X
-    X.div_(X.norm().clamp(min=eps))
+    X.div_(torch.linalg.vector_norm(X).clamp(min=eps))
     A = B = Y = None
     for step, (a, b, c) in enumerate(coefficients):
         A = torch.mm(X, X.T, out=A)  # [s, s]

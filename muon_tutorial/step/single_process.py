@@ -59,34 +59,33 @@ class AloneStep:
         yield  # never reached, but makes this function a generator
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Step parameters that are one matrix each. Neighbours of equal shape are stepped together."""
-        lr, momentum = group["lr"], group["momentum"]
+        """Step parameters that are one matrix each. A recipe takes small ones of equal shape together."""
+        lr, momentum, nesterov = group["lr"], group["momentum"], group["nesterov"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
-        keys = [(it.shape, self.state[it]["momentum_buffer"].dtype, it.device) for it in params]
-        for places in runs_of_equals(keys, lambda key: _at_once(key[0], key[2], group)):
-            its = [params[place] for place in places]
-            sides = _sides(its[0].shape)
-            buffers = [self.state[param]["momentum_buffer"] for param in its]
-            grads = [param.grad.to(buffer.dtype) for param, buffer in zip(its, buffers, strict=True)]  # type: ignore[union-attr]
-            torch._foreach_lerp_(buffers, grads, 1 - momentum)
-            inputs = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
-            updates = self._newton_schulz(inputs, sides, group)
+        buffers = [self.state[param]["momentum_buffer"] for param in params]
+        keys = [(it.shape, buffer.dtype, it.device) for it, buffer in zip(params, buffers, strict=True)]
+        for places in runs_of_equals(keys, lambda _: len(params)):
+            sides = _sides(keys[places[0]][0])
             full = sides[::-1] if group.get("transposed") else sides
-            step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
-            for param in its:
-                param.mul_(decay)  # _foreach_mul_ rounds the factor to bf16 first
-            torch._foreach_add_(its, updates, alpha=step.item() if isinstance(step, Tensor) else step)
+            step: Any = -adjusted_lr(lr, group["adjust_lr_fn"], full)  # torch takes a one-element tensor, too
+            most = stack_size(sides, group, params[places[0]].device)
+            for begin in range(0, len(places), most):
+                run = [(params[place], buffers[place]) for place in places[begin : begin + most]]
+                inputs = [momentum_update(buffer, it.grad, momentum, nesterov) for it, buffer in run]  # type: ignore[arg-type]
+                for (param, _), update in zip(run, self._newton_schulz(inputs, sides, group), strict=True):
+                    param.mul_(decay)
+                    param.add_(update, alpha=step)
 
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
-    ) -> list[Tensor]:
-        """Return the updates of matrices of one shape. Matrices are stacked if that does not change bits."""
-        if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
-            stack = torch.stack([each.reshape(sides) for each in inputs])
-            stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
-            return [each.view(inputs[0].shape) for each in stepped]
-        return [newton_schulz_update(each, sides, group, self.workspace) for each in inputs]
+    ) -> Sequence[Tensor]:
+        """Return the updates of matrices of one shape; several are stacked."""
+        if len(inputs) == 1:
+            return [newton_schulz_update(inputs[0], sides, group, self.workspace)]
+        stack = torch.stack([each.reshape(sides) for each in inputs])
+        stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
+        return [each.view(inputs[0].shape) for each in stepped]
 
     def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
         """Step each matrix within a parameter, with the same bits as if it were its own parameter."""
@@ -126,14 +125,3 @@ def matrices_in(
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
     """Return the rows and columns of a one-matrix parameter. Dimensions after the first count as columns."""
     return shape[0], math.prod(shape[1:])
-
-
-AT_ONCE = 2**18
-"""How many elements of momentum to update in one call. More would take more memory, but not less time."""
-
-
-def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """How many parameters of one shape to step together: as many as can be stacked; without a stack, as many
-    as ``AT_ONCE`` allows."""
-    stacked = stack_size(_sides(shape), group, device)
-    return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))
