@@ -62,7 +62,7 @@ def answers() -> dict[tuple[str, ...], int]:
 
 
 def try_my_muon(folder: Path) -> tuple[int, str]:
-    """Run the reference with each answer of a student's my_muon.py; return its points and its faults."""
+    """Run the reference with each answer of a student's my_muon.py; return points, and what went wrong."""
     mine, points = keep.read_mine(folder), 0
     wrong = list(mine.problems)
     if not mine.blocks and not wrong:

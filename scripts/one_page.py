@@ -7,7 +7,7 @@ the comment above it names both, in an extension of the JAX scaling book's notat
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
     W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
-    w[B]          a small letter is a flat buffer: a tp rank's pieces of all matrices, end to end (dp: copies)
+    w[B]          a small letter is a flat buffer: a tp rank's pieces of all matrices; dp ranks have copies
     w[a:b]        a range of the buffer: one matrix's piece, then any padding
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
@@ -111,7 +111,7 @@ class DistributedMuon:
 
         for matrix in self.matrices:
             # dp place k works on a matrix if slice k overlaps its slot. If slices meet inside the slot,
-            # several places repeat the work. All tp ranks of a place repeat it, too: phase 3 gives each X.
+            # several places repeat the work. All tp ranks of a place repeat it, too: phase 3 gives X to each.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -121,13 +121,13 @@ class DistributedMuon:
             # Phase 4, Newton–Schulz: X[I, J]@dp=k → Y[I, J]@dp=k. It needs the whole matrix; nothing is sent.
             Y = newton_schulz(X)
 
-            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, over x.
+            # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, into x.
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
         # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y here in place of x; padding is 0.
         y = x[self.slice]  # [B/dp]
 
-        # Decay and step w[B_dp]; the whole matrix's shape sets the step. w[first:last] ends at w's end, too.
+        # Decay and step w[B_dp]; the whole matrix's shape sets the step. `last` may lie beyond w's end.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
             first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))

@@ -79,7 +79,7 @@ def compare_replicas(
     unstepped: Named,
     rest: Named,
 ) -> bool:
-    """Compare parameters and state on every mesh of real processes, with four small sums per axis.
+    """Compare parameters and state on every mesh of real processes, with a few small sums per axis.
 
     The companions' DTensors are compared if they lie on the mesh of one of ``steps``. The companions' plain
     parameters must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain

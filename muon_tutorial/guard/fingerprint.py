@@ -41,8 +41,6 @@ def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid |
         **dimensions(groups, grid),
         "the list of other averaged gradients": str([_looks(it, it.dtype, grid) for it in beside]),
         "the momentum's dtypes": ", ".join(f"{len([*its])} × {dtype}" for dtype, its in groupby(dtypes)),
-        "torch's version": torch.__version__,  # other kernels round otherwise
-        "whether oneDNN multiplies matrices": str(torch.backends.mkldnn.enabled),
     }
 
 

@@ -64,13 +64,13 @@ class Muon(torch.optim.Optimizer):
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, round_bytes=1_000_000)``). With a strategy, all ranks of the mesh must
             construct, step and load together.
-        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``. Such a
-            world steps all its ranks at once: ``world.run([muon.program() for muon in muons])``.
+        mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``. A
+            ``LocalWorld`` steps all ranks at once: ``world.run([muon.program() for muon in muons])``.
         distributed_config: the user's own functions, or the config of a helper such as
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
-            A mapping from the parameter's index, or a function of index and parameter, gives each its own.
-            A parameter's attribute ``partition_dim`` comes first; ``partition_sizes`` says an uneven cut.
+            A mapping from the parameter's index, or a function of index and parameter, gives a ``tp_dim`` to
+            each. An attribute ``partition_dim`` takes precedence; ``partition_sizes`` lists an uneven cut.
         window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
             one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each

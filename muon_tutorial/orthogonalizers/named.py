@@ -40,8 +40,8 @@ MINIMAX: tuple[Polynomial, ...] = (
 On its interval, each polynomial is closer to 1 than any other odd polynomial of its degree. This is the
 interval into which the previous polynomials map the singular values. Matrices are divided by the Schatten
 norm, which is smaller than the Frobenius norm, so their singular values start higher than with the five stock
-steps. Degree 9 costs one product more than degree 5 (``squares``). Degree 9 comes last, because its large
-coefficients would make the Gram form less accurate in an earlier step.
+steps. Degree 9 costs one product more than degree 5 (``completed_squares``). Degree 9 comes last, because its
+large coefficients would make the Gram form less accurate in an earlier step.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (

@@ -147,9 +147,9 @@ def zero1(
             work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
             gathers only matrices that cross a slice boundary, and only on the ranks that store a part of one.
-        round_bytes: a limit for each owner, not for a round: how many bytes of one owner's gradients a rank
-            may hold in all rounds in flight (``rounds.IN_FLIGHT``, 3) together, or three times the largest
-            matrix if that is more. For ``cut="bucket"``, ``round_bytes`` is the size of a bucket.
+        round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight
+            (``rounds.IN_FLIGHT``, 3) together, or three times the largest matrix if that is more. This limits
+            each owner, not a round. For ``cut="bucket"``, ``round_bytes`` is the size of a bucket.
 
     Raises:
         StrategyError: ``gather`` or ``cut`` is unknown.

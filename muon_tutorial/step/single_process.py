@@ -68,19 +68,23 @@ class AloneStep:
         for places in runs_of_equals(keys, lambda _: len(params)):
             sides = _sides(keys[places[0]][0])
             full = sides[::-1] if group.get("transposed") else sides
-            step: Any = -adjusted_lr(lr, group["adjust_lr_fn"], full)  # torch takes a one-element tensor, too
-            most = stack_size(sides, group, params[places[0]].device)
+            step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
+            alpha = step.item() if isinstance(step, Tensor) else step
+            most = stack_size(sides, group, params[places[0]].device) if len(places) > 1 else 1
             for begin in range(0, len(places), most):
-                run = [(params[place], buffers[place]) for place in places[begin : begin + most]]
-                inputs = [momentum_update(buffer, it.grad, momentum, nesterov) for it, buffer in run]  # type: ignore[arg-type]
-                for (param, _), update in zip(run, self._newton_schulz(inputs, sides, group), strict=True):
-                    param.mul_(decay)
-                    param.add_(update, alpha=step)
+                inputs, its = [], places[begin : begin + most]
+                for place in its:
+                    grad = params[place].grad
+                    assert grad is not None
+                    inputs.append(momentum_update(buffers[place], grad, momentum, nesterov))
+                for place, update in zip(its, self._newton_schulz(inputs, sides, group), strict=True):
+                    params[place].mul_(decay)
+                    params[place].add_(update, alpha=alpha)
 
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
     ) -> Sequence[Tensor]:
-        """Return the updates of matrices of one shape; several are stacked."""
+        """Return the updates of one matrix, or of several that ``stack_size`` allows to stack."""
         if len(inputs) == 1:
             return [newton_schulz_update(inputs[0], sides, group, self.workspace)]
         stack = torch.stack([each.reshape(sides) for each in inputs])

@@ -48,7 +48,7 @@ def check_inputs(settings: TrainSettings) -> None:
     """Check strategy, text and GPUs: before ranks start on this machine, or on all of torchrun's ranks."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # Ranks that have joined a group got their GPUs then, perhaps on several machines.
+    # Ranks that have joined a group got their GPUs when they joined, perhaps on several machines.
     if settings.backend == "nccl" and there < settings.world_size and not dist.is_initialized():
         raise UsageError(
             f"--backend nccl needs one GPU for each process: {settings.world_size} needed on this machine, "

@@ -76,7 +76,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes together?
+# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes are in all of them?
 #
 # *Easy · 3 minutes · required*
 
@@ -363,7 +363,7 @@ formulas.check(formula)
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to their
 # goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. In its row, S
-# is what all ranks bring together, so one rank brings S/P.)
+# counts the pieces of all ranks, so one rank brings S/P.)
 #
 # | collective | bytes |
 # |---|---|

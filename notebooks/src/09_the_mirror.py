@@ -160,9 +160,11 @@ compare({"range_of_o": range_of_o}, {"range_of_o": meta.global_range})
 print(lesson.say_trip(plan, here, "o"))
 
 # %% [markdown]
-# A change along *one* axis is a **hop**. A phase's hops, with the dtype that they send, are its **route**. Line 5 turns
-# the hop of line 3 around, and sends nothing, because each tp rank has o whole. If line 3 brought o to one owner,
-# `Shard(1) → Owned(1)`, which collective would line 5 need?
+# Each arrow is a **hop**: it changes how *one* axis holds the tensor. A phase's hops, with the dtype that they send,
+# are its **route**. Line 5 turns the hop of line 3 around, and sends nothing, because each tp rank has o whole.
+# Suppose line 3 brought o to one owner, the rank at place 1 along tp: `Shard(1) → Owned(1)`. That is a gather, in
+# which all pieces go to one rank. Which collective would line 5 need? (A broadcast sends all ranks one rank's tensor;
+# a scatter sends each rank a piece of it.)
 #
 # *Easy · 2 minutes · required*
 
@@ -176,8 +178,8 @@ compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(1), Sha
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Only the owner has the update, so it sends each rank its piece: a scatter, which undoes a gather. The table above
-# shows all hops. A reduce sends the sum to one rank.
+# Only the owner has the update, so it sends each rank its piece: a scatter, which undoes a gather. In the table above,
+# a reduce sends the sum to one rank.
 #
 # ```python
 # from_owner = "scatter"
@@ -334,7 +336,7 @@ unpack = shapes.accepted_or(lesson.unpack)
 # %% tags=["stub"]
 def my_step(job, bucket, at):
     # routes: bucket.gradient, bucket.compute, bucket.parameter, and entry.route of each matrix
-    # unpack(flat, meta): this rank's piece of a matrix, out of the bucket's flat buffer, from meta.global_range
+    # unpack(flat, meta): this rank's piece of a matrix; meta.global_range: where it lies in the flat buffer
     # job.label(1) labels phase 1, and job.label(3, entry) a phase of one matrix. In the order of the step, use
     # job.gradients(bucket): this rank's own gradients, flat
     # job.momentum(bucket, summed): what phase 2 sends

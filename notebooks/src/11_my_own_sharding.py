@@ -120,8 +120,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # ## Yours, on real ranks
 #
 # In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices that no other group has, and
-# each of its ranks holds some rows of each. For each matrix, name the owner by its global rank, not by its place in
-# the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# its ranks share the rows of each (a rank may hold none). For each matrix, name the owner by its global rank, not by
+# its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 

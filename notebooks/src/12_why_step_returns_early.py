@@ -455,7 +455,8 @@ lesson.draw_pipelines({"GPipe": gpipe})
 
 # %% [markdown]
 # A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe but keeps as few
-# micro-batches as possible: after some forwards, a stage does a B before each F. How many forwards?
+# micro-batches as possible: a stage begins with some forwards, then does a B before each F. With how many forwards
+# does it begin?
 #
 # <details><summary>Hint</summary>
 #
@@ -524,8 +525,7 @@ again.check(forward, backward)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# If B left the state where its own dropout ended, the next F would change. F takes one unit, and B three in place of
-# two, so the price is a third more computing.
+# If B left the state where its own dropout ended, the next F would change.
 #
 # In your training, `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
 # al.](https://arxiv.org/abs/1604.06174) made this common in 2016. [Korthikanti et
@@ -553,6 +553,8 @@ again.check(forward, backward)
 print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
 
 # %% [markdown]
+# Each micro-batch is computed forward twice. As B takes twice as long as F, that is a third more work.
+#
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes
@@ -583,6 +585,6 @@ print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, le
 # </details>
 
 # %% [markdown]
-# Overlap can hide only so much, so the next lesson asks: is Muon cheaper than AdamW at all?
+# Communication is never free, so the next lesson asks: is Muon cheaper than AdamW at all?
 #
 # *Read on:* [PyTorch Distributed](https://arxiv.org/abs/2006.15704)

@@ -350,7 +350,7 @@ print(lesson.say_waits(timeline, waited))
 # <details><summary>See your training in Perfetto, a viewer of traces</summary>
 #
 # `python scripts/trace_run.py --dp 2 --steps 3` trains a small GPT and records three steps on all ranks, on one clock.
-# It prints for which parts of the time each rank computed, communicated and waited, and writes
+# It prints what part of the time each rank spent computing, communicating and waiting, and writes
 # `runs/trace/trace.json.gz`. Open that file at [ui.perfetto.dev](https://ui.perfetto.dev): each rank has its own lane,
 # so you see who waits for whom.
 #
@@ -419,7 +419,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# Of the strategies that orthogonalize each matrix only once, which one sends the fewest bytes?
+# Of the strategies with a single rank at work on each matrix, which one sends the fewest bytes?
 #
 # *Easy · 2 minutes · required*
 
@@ -432,9 +432,9 @@ compare({"taken": taken}, {"taken": lesson.least_work_and_bytes(dp=4, tp=2)})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work once,
-# not twice. `owner` does it once, too, but has to average all gradients first. `boundary` sends as little but does the
-# work twice, and `gram` sends less but gives other bits.
+# An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work
+# once, not twice. `owner` does it once, too, but has to average all gradients first. `boundary` sends as little but
+# does the work twice, and `gram` sends less, but two ranks work on each matrix, and its bits differ.
 #
 # ```python
 # taken = "layerwise"
@@ -489,21 +489,22 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# Forward and backward take `forward` seconds a token. To the same loss, AdamW takes `fewer` times as many steps as
-# Muon. From how many tokens a step on does Muon need less time?
+# Forward and backward take `forward` seconds a token. To reach the same loss, AdamW takes more steps than Muon,
+# `times` as many. From how many tokens a step on does Muon need less time?
 #
 # <details><summary>Hint</summary>
 #
-# With t tokens a step, how long does Muon take for one step, and AdamW for `fewer` steps? For which t are both equal?
-# Then ask what your formula says if AdamW's step is slow, and if `fewer` is 1.
+# With t tokens a step, how long does Muon take for one step, and AdamW for `times` steps? For which t are both equal?
+# Then ask what your formula says if AdamW's step is slow, and if `times` is 1.
 #
 # </details>
 #
 # *Medium · 6 minutes · required*
 
 # %% tags=["stub"]
-def break_even(forward, adamw, muon, fewer):
-    # adamw, muon: seconds of one optimizer's step, without forward and backward; fewer: at least 1
+def break_even(forward, adamw, muon, times):
+    # adamw, muon: seconds of one optimizer's step, without forward and backward
+    # times: AdamW's steps for each step of Muon, at least 1
     return ...  # tokens; 0 if Muon leads with any batch, math.inf if with none
 
 # %%
@@ -512,13 +513,13 @@ turning.check(break_even)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# For each of its steps Muon owes some time. AdamW's additional forwards and backwards, a part `fewer - 1` of a step,
-# pay it back, the sooner the more tokens they have.
+# One step of Muon takes `owed` seconds longer than `times` steps of AdamW. But for each step of Muon, AdamW also runs
+# `times - 1` more forwards and backwards, which cost `saved` seconds for each token.
 #
 # ```python
-# def break_even(forward, adamw, muon, fewer):
-#     owed = muon - fewer * adamw
-#     saved = (fewer - 1) * forward  # with each token
+# def break_even(forward, adamw, muon, times):
+#     owed = muon - times * adamw
+#     saved = (times - 1) * forward  # with each token
 #     if owed <= 0:
 #         return 0
 #     return owed / saved if saved else math.inf
@@ -531,7 +532,7 @@ print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
 # On slow links `zero1` turns later, and `boundary` earlier: it sends hardly more than AdamW, in fewer steps. In which
-# settings does Muon lead if both take equally many steps?
+# settings does Muon lead if both take equally many steps? Choose "as many" below, or ask your `break_even`.
 
 # %%
 lesson.explore_costs(live=widgets)

@@ -223,8 +223,8 @@ print(lesson.say_balance())
 #
 # `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8 --batch 4194304`
 #
-# The grid may have pp and dp_shard, too, and `--map map.svg` draws the fastest strategy by ranks and bandwidth. There
-# is more than one good answer. A good page
+# The grid may have dp_shard, too (and pp, but then it has no score), and `--map map.svg` draws the fastest strategy by
+# ranks and bandwidth. There is more than one good answer. A good page
 #
 # 1. says what the step waits for: work, bytes, latency or one matrix;
 # 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
@@ -240,10 +240,10 @@ print(lesson.say_balance())
 #
 # <details><summary>How to get par, and what the score leaves out</summary>
 #
-# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins with 2.8 GB a rank: nothing is
-# copied along dp, and each matrix goes to one rank. But the score counts Muon's step alone. FSDP2 also gathers weights in
-# forward and backward, and the planner leaves that out. With pp=8 the step falls to 0.27 s, and there it leaves out the
-# stages' idle time.
+# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 2.8 GB a
+# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone. FSDP2
+# also gathers weights in forward and backward, and the planner leaves that out. With pp=8 the step falls to 0.27 s,
+# and there it leaves out the stages' idle time.
 #
 # </details>
 #

@@ -234,6 +234,7 @@ def test_a_kill_leaves_the_old_or_the_new(name: str, kills: str, tmp_path: Path)
         if kills == "a few":
             return sorted(draw.sample(range(1, len(passed) + 1), 4))
         writes = [number for number, call in enumerate(passed, 1) if call == "write"]
+        assert writes
         kept = draw.sample(writes, min(20, len(writes)))
         return [number for number, call in enumerate(passed, 1) if call != "write" or number in kept]
 

@@ -1,6 +1,6 @@
 """Every strategy on every grid, parallelism and cut, on real processes: does it give the bits of one process?
 
-``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
+``python -m tests.configs.table`` writes the table; ``test_table`` makes it again and compares it with the
 file in this folder. A cell is ``bitwise``, or ``refused`` by a named error that the notes quote, or it says
 what differs. ``gram`` is ``within bound`` if it differs from one process's Gram form by at most
 ``DIFFERENCE``.
@@ -290,4 +290,6 @@ FOOT = (
 if __name__ == "__main__":
     from tests.configs import table  # ranks import its functions from here
 
-    Path(__file__).with_name("equality_table.md").write_text(table.as_markdown(table.make_table()))
+    Path(__file__).with_name("equality_table.md").write_text(
+        table.as_markdown(table.make_table()), encoding="utf-8"
+    )

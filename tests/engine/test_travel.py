@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial import Grid, LocalWorld
-from muon_tutorial.engine import hop_collectives as hops_module
+from muon_tutorial.engine import hop_collectives
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.hop_collectives import SMALL
 from muon_tutorial.engine.travel import travel
@@ -60,7 +60,7 @@ def test_a_hop_brings_each_rank_its_box_and_its_inverse_undoes_it(small: int, ca
     held = [hold(x, hop.src, position, parts) for position in range(parts)]
 
     def move(parts: Sequence[torch.Tensor], route: Route) -> list[torch.Tensor]:
-        with mock.patch.object(hops_module, "SMALL", small):
+        with mock.patch.object(hop_collectives, "SMALL", small):
             return LocalWorld(grid).run([travel(parts[r], route, grid.at(r), HERE) for r in grid.ranks])
 
     there = move(held, route)
@@ -82,7 +82,7 @@ def test_partial_sums_arrive_summed(small: int, parts: int, case: tuple[tuple[in
     shape, dst = case
     route = Route((Hop("dp", Partial(), dst, shape),), torch.float32)
     grid = Grid.of(dp=parts)
-    with mock.patch.object(hops_module, "SMALL", small):
+    with mock.patch.object(hop_collectives, "SMALL", small):
         held = [torch.full(shape, rank + 1.0) for rank in grid.ranks]
         got = LocalWorld(grid).run([travel(x, route, grid.at(r), HERE) for r, x in enumerate(held)])
     total = torch.full(shape, sum(range(1, parts + 1)) * 1.0)

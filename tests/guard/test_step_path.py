@@ -65,4 +65,6 @@ def test_a_step_is_short_to_read(strategy: str) -> None:
             "the guard's functions": len([file for file in before if not file.startswith(ANSWERING)]),
             "functions before the first phase": len(before),
         }
-        assert {what for what, count in counts.items() if count > LIMITS[what]} == set(), f"{counts}: inline"
+        assert {what for what, count in counts.items() if count > LIMITS[what]} == set(), (
+            f"{counts}, at most {LIMITS}: a new check must call no more functions"
+        )

@@ -76,7 +76,7 @@ WRONG_LOOPS = [
     (forgets_the_wait, "work was given a ticket"),
     (lambda count, *rest: lesson.prefetch(count - 1, *rest), "your loop works on [0, 1, 2, 3]"),
     (mixes_tickets_up, "on rank 0 work(0, …) got another matrix"),
-    (asks_beyond, "IndexError"),
+    (asks_beyond, "Ask for no more than count matrices"),
     (yields_a_number, "It yields 3."),
     (lambda *given: None, "it has no yield"),
 ]

@@ -130,5 +130,5 @@ WAITING = [
 
 test_a_wrong_way_to_answer_is_told_who_left_out_what = judged(
     (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
-    (partial(lesson.answers_exercise, 2, 2, timeout=2.0), WAITING),
+    (partial(lesson.answers_exercise, 2, 2, timeout=6.0), WAITING),
 )

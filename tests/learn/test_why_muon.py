@@ -115,7 +115,7 @@ SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
     (sorted_by(lambda name, p: p.dim() == 2 and name.startswith("blocks.")), PASSES),
     (
         sorted_by(lambda name, p: p.dim() == 2),
-        "Muon got embedding.weight, head.weight, which no",
+        "Muon got embedding.weight, head.weight, but only",
     ),
     (sorted_by(lambda name, p: name.startswith("blocks.")), "a vector has no directions"),
     (sorted_by(lambda name, p: "attention." in name), "AdamW got blocks.0.mlp.down.weight"),

@@ -142,7 +142,8 @@ def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | Non
     if reveal is None:
         yield Problem(cells[asked]["id"], f"no cell tagged answer says {pattern!r}: the declaration is empty")
     elif page is not None and page.count(FOLD) != sum(has(cell, "answer") for cell in cells):
-        yield Problem("page", f"folds {page.count(FOLD)} answers, but other cells have the tag answer")
+        tagged = sum(has(cell, "answer") for cell in cells)
+        yield Problem("page", f"folds {page.count(FOLD)} answers, but {tagged} cells have the tag answer")
     elif page is not None:
         number = [cell["id"] for cell in cells if has(cell, "answer")].index(reveal["id"]) + 1
         before = FOLD.join(page.split(FOLD)[:number])

@@ -157,14 +157,6 @@ def placed_otherwise_on_one_rank(rank: int) -> None:
     muon.step()
 
 
-def multiplied_otherwise_on_one_rank(rank: int) -> None:
-    weight = nn.Parameter(torch.eye(4))
-    muon = Muon([("weight", weight)], strategy="replicated", mesh=build_mesh({"dp": 2}))
-    weight.grad = torch.ones(4, 4)
-    with torch.backends.mkldnn.flags(enabled=not rank):
-        muon.step()
-
-
 def complex_norm(rank: int) -> list[Tensor]:
     weight, other = nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(3, dtype=torch.complex64))
     muon = Muon([("weight", weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
@@ -200,7 +192,6 @@ REFUSED: dict[str, tuple[Case, type[TutorialError], str]] = {
         "the number of steps that the momentum has taken in",
     ),
     "loaded in one process": (loaded_in_one_process, UsageError, "one rank's slice, saved with a strategy"),
-    "other kernels": (multiplied_otherwise_on_one_rank, MismatchError, "whether oneDNN multiplies matrices"),
     "not averaged": (not_averaged, GradientError, "strategy 'owner' expects gradients already averaged"),
 }
 WAYS: list[Way] = [step_each, ready_all_of_the_model, ready]

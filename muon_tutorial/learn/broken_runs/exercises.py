@@ -244,7 +244,8 @@ def judge(run: TrainingRun) -> Diagnosis | None:
         off = [rank for rank, step in enumerate(last) if step != STEPS]
         if not off:
             return None
-        ends = f"ends after step {last[off[0]]}, not {STEPS}, on {say_ranks(off)}"
+        step, same = last[off[0]], [rank for rank in off if last[rank] == last[off[0]]]
+        ends = f"ends after step {step}, not {STEPS}, on {say_ranks(same)}"
         hint = f"Every rank must take the {STEPS} steps that train() was asked for."
         return Diagnosis(f"No rank waits any more, but training {ends}.", (hint,))
     size = f"size {spot.ratio:.4f}, cosine {spot.cosine:.4f}"

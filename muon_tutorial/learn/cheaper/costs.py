@@ -118,16 +118,16 @@ class Setting:
         return forward_backward(self.tokens) + self.adamw.seconds_at(self.bandwidth)
 
 
-def say_turns(break_even: Callable[[float, float, float, float], float], fewer: float = 1.1) -> str:
+def say_turns(break_even: Callable[[float, float, float, float], float], times: float = 1.1) -> str:
     """A table of the tokens a step from which Muon leads, by strategy and speed of the links."""
     forward = forward_backward(TOKENS[0]) / TOKENS[0]
-    lines = [f"Muon leads from so many tokens a step on, all fp32, AdamW takes {fewer} × as many steps:"]
+    lines = [f"Tokens a step from which Muon leads (all fp32; AdamW takes {times} × as many steps):"]
     lines += [f"{'':10}" + "".join(f"{say_bandwidth(link):>12}" for link in LINKS.values())]
     for strategy in STRATEGIES:
         cells = ""
         for link in LINKS.values():
             at = Setting(strategy=strategy)
-            turn = break_even(forward, at.adamw.seconds_at(link), at.muon.seconds_at(link), fewer)
+            turn = break_even(forward, at.adamw.seconds_at(link), at.muon.seconds_at(link), times)
             cells += f"{turn:12,.0f}"
         lines.append(f"{strategy:10}{cells}")
     return "\n".join(lines)

@@ -256,30 +256,40 @@ def waits_exercise() -> Exercise:
     return Exercise(judge, (), "One rank's trace can't tell waiting from transfer: use all ranks' times.")
 
 
-def break_even(forward: float, adamw: float, muon: float, fewer: float) -> float:
+def break_even(forward: float, adamw: float, muon: float, times: float) -> float:
     """The exercise's reference: tokens a step from which Muon reaches a loss in less time than AdamW.
 
     ``forward`` are the seconds of a token in forward and backward, ``adamw`` and ``muon`` those of a step.
     """
-    owed, saved = muon - fewer * adamw, (fewer - 1) * forward
+    owed, saved = muon - times * adamw, (times - 1) * forward
     return 0 if owed <= 0 else owed / saved if saved else math.inf
 
 
 def turning_exercise() -> Exercise:
     """The exercise: from how many tokens a step on Muon leads, where AdamW takes more steps."""
-    cases = [(3, 20, 70, 1.1), (1, 10, 30, 2), (2, 40, 30, 1.1), (2, 20, 30, 1), (5, 10, 40, 1.5)]
+    cases = [
+        (3, 20, 70, 1.25),
+        (1, 10, 30, 2),
+        (2, 40, 30, 1.5),
+        (2, 20, 30, 1),
+        (2, 40, 30, 1),
+        (5, 10, 40, 1.5),
+    ]
     slips = (
-        ("AdamW's own step is taken `fewer` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
+        ("AdamW's own step is taken `times` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
         ("Muon has forward and backward in its step, too.", _turn(lambda f, a, m, x: (m - x * a) / (f * x))),
-        ("Muon's step may cost no more than `fewer` of AdamW's: then it leads with any batch.", _turn(_owed)),
+        (
+            "If Muon's step takes no longer than `times` steps of AdamW, it leads with any batch.",
+            _turn(_owed),
+        ),
     )
     praise = "The more tokens a step has, the less Muon's longer step counts."
-    say = "forward={}, adamw={}, muon={}, fewer={}"
+    say = "forward={}, adamw={}, muon={}, times={}"
     return written(break_even, cases, *slips, say=say, praise=praise)
 
 
-def _owed(forward: float, adamw: float, muon: float, fewer: float) -> float:
-    return (muon - fewer * adamw) / ((fewer - 1) * forward)
+def _owed(forward: float, adamw: float, muon: float, times: float) -> float:
+    return (muon - times * adamw) / ((times - 1) * forward)
 
 
 def _turn(formula: Callable[..., float]) -> Callable[..., float]:

@@ -141,7 +141,7 @@ def wait_exercise(ranks: int) -> Exercise:
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right, but you wait for the share from the *other* buffer: one is enough."
+            said = "The bits are right, but you wait for the share from the *other* buffer: two gain nothing."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 

@@ -162,7 +162,7 @@ def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
             hint = "Test dist.get_rank() == owner after the collective, not before."
             yield Diagnosis(f"{waited} for {those}. {ALL_CALL}.", (hint,))
         hint = "Do all ranks of the group make the same calls, in the same order?"
-        yield Diagnosis(f"{waited}, and no rank came.", (hint,))
+        yield Diagnosis(f"{waited}: not all ranks of the group made the call.", (hint,))
     if note.call == "step":
         yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)

@@ -56,7 +56,10 @@ def say_trip(plan: Plan, recording: StepRecording, name: str) -> str:
     out: list[Route] = [bucket.gradient, bucket.compute, entry.route]
     routes = [*out, None, entry.route.inverse, bucket.compute.inverse, bucket.parameter]
     dtypes = [route.dtype for route in (bucket.gradient, *out, entry.route, *out[:0:-1], bucket.parameter)]
-    lines = ["Partial(): a summand on each rank. Shard(1): cut along dimension 1. Replicate(): whole on all."]
+    lines = [
+        "Partial(): a summand on each rank. Replicate(): whole on all. Shard(1): a matrix, cut by columns.",
+        "dp's Shard(0): the flat buffer, cut into slices.",
+    ]
     lines += [f"{f'rank {rank} holds of {name}:':>70}", f"{'':52}{'entries':>9}{'bytes':>7}  from ranks"]
     for moment, (tiles, dtype) in enumerate(zip(recording.diaries[rank].tiles[name], dtypes, strict=True)):
         hops = ""

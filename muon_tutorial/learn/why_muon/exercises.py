@@ -114,7 +114,7 @@ def write_split(model: Module) -> Exercise:
         if vectors := [name for name in wrong if "norm" in name]:
             return f"Muon got {vectors[0]}: a vector has no directions. Ask parameter.dim()."
         if wrong:
-            return f"Muon got {', '.join(wrong)}, which no hidden layer has."
+            return f"Muon got {', '.join(wrong)}, but only hidden matrices are Muon's."
         return None if mine == hidden else f"AdamW got {min(hidden - mine)}, which is a hidden matrix."
 
     hints = ("parameter.dim() is 2 for a matrix, and names of hidden ones begin with blocks.",)

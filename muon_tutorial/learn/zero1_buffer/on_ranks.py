@@ -66,8 +66,8 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
 
 
 def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, int]:
-    """How many matrices a rank works on in the smallest buckets, and how often a step with the largest fits
-    into the time of one with those: 1, 2 or 6 times."""
+    """How many matrices a rank works on in the smallest buckets, and how many times faster a step with
+    the largest is, as the nearest of 1, 2 and 6."""
     first, *_, last = (max(each.seconds for each in one_size) for one_size in zip(*costs, strict=True))
     faster = min((1, 2, 6), key=lambda times: abs(math.log(first / last / times)))
     return {"matrices": max(of_rank[0].worked for of_rank in costs), "faster": faster}
