@@ -305,9 +305,9 @@ compare({"matrices": matrices, "faster": faster}, lesson.found_costs(costs), les
 # %% [markdown]
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again orthogonalize every matrix. This lesson
-# cuts each bucket because that shows the ranges of small matrices better. The package's default is another: it cuts
-# *one* long list of all matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would again orthogonalize every matrix. Buckets show
+# the ranges of small matrices better, so this lesson cuts those. By default the package cuts *one* long list of all
+# matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)

@@ -162,14 +162,12 @@ print(lesson.say_trip(plan, here, "o"))
 # %% [markdown]
 # Each arrow is a **hop**: it changes how *one* axis holds the tensor. A phase's hops, with the dtype that they send,
 # are its **route**. Line 5 turns the hop of line 3 around, and sends nothing, because each tp rank has o whole.
-# Suppose line 3 brought o to one owner, the rank at place 1 along tp: `Shard(1) → Owned(1)`. That is a gather, in
-# which all pieces go to one rank. Which collective would line 5 need? (A broadcast sends all ranks one rank's tensor;
-# a scatter sends each rank a piece of it.)
+# Suppose line 3 gathered o to one owner, at place 1 of tp: `Shard(1) → Owned(1)`. Which collective would line 5 need?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-from_owner = ...  # "nothing", "all_gather", "broadcast" or "scatter"
+from_owner = ...  # "nothing", "all_gather", "broadcast" (one rank's tensor to all) or "scatter" (to each a piece)
 
 # %% tags=["answer"]
 print(lesson.say_hops())

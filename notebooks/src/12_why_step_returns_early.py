@@ -525,7 +525,8 @@ again.check(forward, backward)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# If B left the state where its own dropout ended, the next F would change.
+# If B left the state where its own dropout ended, the next F would change. F takes one unit, and B three in place of
+# two, so the price is a third more computing.
 #
 # In your training, `torch.utils.checkpoint.checkpoint(stage, x, use_reentrant=False)` does all of it. [Chen et
 # al.](https://arxiv.org/abs/1604.06174) made this common in 2016. [Korthikanti et
@@ -553,8 +554,6 @@ again.check(forward, backward)
 print(lesson.say_recomputing(one_f_one_b, *again.accepted_or((lesson.forward, lesson.backward))))
 
 # %% [markdown]
-# Each micro-batch is computed forward twice. As B takes twice as long as F, that is a third more work.
-#
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
 # Here a stage is one layer. In an empty folder, `python -m muon_tutorial.learn.builds pipeline` writes

@@ -532,10 +532,10 @@ print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
 # On slow links `zero1` turns later, and `boundary` earlier: it sends hardly more than AdamW, in fewer steps. In which
-# settings does Muon lead if both take equally many steps? Choose "as many" below, or ask your `break_even`.
+# settings does Muon lead if both take equally many steps?
 
 # %%
-lesson.explore_costs(live=widgets)
+lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even
 
 # %% [markdown]
 # <details><summary>Compare</summary>
