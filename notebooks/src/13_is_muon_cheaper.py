@@ -434,7 +434,7 @@ compare({"taken": taken}, {"taken": lesson.least_work_and_bytes(dp=4, tp=2)})
 #
 # An owner gathers only its own matrices, so `layerwise` sends 92 MB where `zero1` sends 113, and it does the work
 # once, not twice. `owner` does it once, too, but has to average all gradients first. `boundary` sends as little but
-# does the work twice, and `gram` sends less, but two ranks work on each matrix, and its bits differ.
+# does the work twice, and `gram` sends less, but all tp ranks work on each matrix, and its bits differ.
 #
 # ```python
 # taken = "layerwise"
