@@ -39,8 +39,8 @@ from .fused_weights import parts_word
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
 from .split_parameters import split_parameters
-from .split_table import Verdict as Target
-from .update_verdict import SeenUpdate, Verdict, judge
+from .split_table import SplitVerdict
+from .update_verdict import SeenUpdate, UpdateVerdict, judge
 
 ELEMENTS = 1_000_000
 """How many elements to look at: more take over 1 s on slow CPUs. One parameter of each kind is always
@@ -58,7 +58,7 @@ class Finding:
     shape: tuple[int, ...]
     parts: str
     ranks: tuple[int, ...] | None
-    verdict: Verdict
+    verdict: UpdateVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Audit:
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
-    def _targets(self) -> list[Target]:
+    def _targets(self) -> list[SplitVerdict]:
         """The parameters to look at: the first few of each kind."""
         targets = list(_hidden(self.optimizer, self.model))
         if not targets:
@@ -244,7 +244,7 @@ class Audit:
                 "no parameter to audit: pass the model, as in audit(optimizer, model), so that "
                 "split_parameters(model) can find the matrices that Muon should step"
             )
-        kinds: dict[Any, list[Target]] = {}
+        kinds: dict[Any, list[SplitVerdict]] = {}
         for it in targets:
             kinds.setdefault((it.param.shape, it.parts), []).append(it)
         chosen, room = set[str](), ELEMENTS
@@ -256,7 +256,7 @@ class Audit:
         self.left_out = len(targets) - len(chosen)
         return [it for it in targets if it.name in chosen]
 
-    def _follow(self, targets: Iterable[Target]) -> None:
+    def _follow(self, targets: Iterable[SplitVerdict]) -> None:
         """Record what each backward adds to the gradients of these parameters."""
         for it in targets:
             if it.param not in self._marks and it.param.requires_grad:
@@ -300,7 +300,7 @@ def _bare(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[Target]:
+def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[SplitVerdict]:
     """Yield the parameters that Muon should step, according to ``MuonWithAdamW``, the model or the groups."""
     if isinstance(optimizer, MuonWithAdamW) and optimizer.verdicts:
         verdicts = tuple(optimizer.verdicts_now())
@@ -312,7 +312,7 @@ def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterat
         for number, group in enumerate(optimizer.param_groups):
             if group.get("use_muon", "ns_steps" in group):
                 for name, param in named_params(group, number):
-                    yield Target(name, cast(nn.Parameter, param), "Muon", "", *group_parts(group))
+                    yield SplitVerdict(name, cast(nn.Parameter, param), "Muon", "", *group_parts(group))
         return
     yield from (it for it in verdicts if it.who == "Muon")
 
@@ -322,7 +322,9 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
     return muon if isinstance(muon, Muon) else None
 
 
-def _holding(it: Target, group: Mapping[str, Any], place: tuple[MomentumShard, PlanStep] | None) -> _Held:
+def _holding(
+    it: SplitVerdict, group: Mapping[str, Any], place: tuple[MomentumShard, PlanStep] | None
+) -> _Held:
     """Find where this rank's parts lie in a parameter and in its momentum."""
     said = {key: plain_number(value) for key, value in group.items() if not key.startswith("param")}
     if place is None:

@@ -29,7 +29,7 @@ from .load_state import follow_names, own_lr
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
-from .split_table import ParameterSplit, Verdict
+from .split_table import ParameterSplit, SplitVerdict
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -63,7 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """The optimizer of each group in ``param_groups``: "muon" or "adamw". Groups that were added to ``.muon``
     or ``.adamw`` directly come last and have no entry."""
 
-    verdicts: dict[Tensor, Verdict]
+    verdicts: dict[Tensor, SplitVerdict]
     """The verdict of ``split_parameters`` on each parameter of the model, even on a frozen parameter."""
 
     decay_vectors: bool
@@ -301,7 +301,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
 
-    def verdicts_now(self) -> list[Verdict]:
+    def verdicts_now(self) -> list[SplitVerdict]:
         """Return the verdicts on the model's current parameters; FSDP2 may have replaced some."""
         self._follow_replaced()
         return list(self.verdicts.values())

@@ -53,7 +53,7 @@ from .fused_weights import (
     parts_word,
     stacked_parts,
 )
-from .split_table import BARE, EXPERTS, ParameterSplit, Verdict, open_questions
+from .split_table import BARE, EXPERTS, ParameterSplit, SplitVerdict, open_questions
 
 HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
@@ -203,29 +203,29 @@ class _Sorter:
     said: Mapping[str, Parts]
     include_frozen: bool
 
-    def verdicts(self) -> Iterator[Verdict]:
+    def verdicts(self) -> Iterator[SplitVerdict]:
         """Yield one verdict for each parameter, in the model's order."""
         found: dict[int, list[_Holding]] = {}
         for holding in self.holdings:
             found.setdefault(id(holding.param), []).append(holding)
         yield from map(self._verdict, found.values())
 
-    def _verdict(self, held: list[_Holding]) -> Verdict:
+    def _verdict(self, held: list[_Holding]) -> SplitVerdict:
         first = held[0]
         if not first.param.requires_grad and not self.include_frozen:
-            return Verdict(first.name, first.param, "left out", "frozen")
+            return SplitVerdict(first.name, first.param, "left out", "frozen")
         reasons = [reason for holding in held if (reason := self._why_not_hidden(holding))]
         if reasons:
-            return Verdict(first.name, first.param, "AdamW", reasons[0])
+            return SplitVerdict(first.name, first.param, "AdamW", reasons[0])
         held_parts, transposed = self._parts(first), _is_transposed(first)
         if held_parts is None:
             said = first.said_transposed or _matches(first, [*self.said])
             why = "hidden matrix" if said or any(map(_is_named_like_a_matrix, held)) else BARE
-            return Verdict(first.name, first.param, "Muon", why, None, transposed)
+            return SplitVerdict(first.name, first.param, "Muon", why, None, transposed)
         parts, word = held_parts.parts, parts_word(held_parts.parts)
         _check_parts(first, parts, transposed)
         why = f"{held_parts.what}: {word}" if word else held_parts.what
-        return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
+        return SplitVerdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
     def _why_not_hidden(self, it: _Holding) -> str:
         """Return why AdamW gets a parameter; empty if Muon gets it."""

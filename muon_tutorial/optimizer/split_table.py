@@ -21,7 +21,7 @@ BARE = "a matrix by its shape alone"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class SplitVerdict:
     """One parameter: its name without wrappers, which optimizer steps it, and why.
 
     ``parts`` and ``transposed`` go into the parameter's group in ``Muon``.
@@ -51,7 +51,7 @@ class ParameterSplit:
     Muon has 85.7 % of 21 parameters, AdamW 14.3 %.
     """
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SplitVerdict, ...]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield ``hidden``, then ``rest``."""
@@ -96,7 +96,7 @@ class ParameterSplit:
     def numel(self) -> int:
         return sum(verdict.param.numel() for verdict in self.verdicts)
 
-    def _of(self, who: Who) -> list[Verdict]:
+    def _of(self, who: Who) -> list[SplitVerdict]:
         return [verdict for verdict in self.verdicts if verdict.who == who]
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def open_questions(split: ParameterSplit, experts: str | None) -> Iterator[str]:
         yield _experts_left(split)
 
 
-def _ask_for_layouts(unsure: Mapping[str, Verdict]) -> str:
+def _ask_for_layouts(unsure: Mapping[str, SplitVerdict]) -> str:
     """Say what to pass for weights that hold matrices in an unknown layout."""
     shapes = (f"{name} ({_shape(it)})" for name, it in unsure.items())
     name, first = next(iter(unsure.items()))
@@ -163,7 +163,7 @@ def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
     return {"params": [], **said, **({"transposed": True} if transposed else {})}
 
 
-def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
+def _rows(verdicts: Sequence[SplitVerdict]) -> Iterator[Row]:
     """Yield the lines of the table. Lines that differ only in a layer's number become a single line."""
     alike: dict[Row, list[str]] = {}
     for verdict in verdicts:
@@ -172,7 +172,7 @@ def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
         yield (names[0] if len(names) == 1 else f"{pattern}, ×{len(names)}"), *others  # type: ignore[misc]
 
 
-def _row(verdict: Verdict) -> Row:
+def _row(verdict: SplitVerdict) -> Row:
     how = [f"parts={verdict.parts!r}"] if verdict.parts is not None else []
     how += ["transposed"] if verdict.transposed else []
     how += ["fused, kept whole: state its layout with parts="] if verdict.unsure else []
@@ -183,7 +183,7 @@ def _pattern(name: str) -> str:
     return ".".join("*" if word.isdigit() else word for word in name.split("."))
 
 
-def _shape(verdict: Verdict) -> str:
+def _shape(verdict: SplitVerdict) -> str:
     return " × ".join(map(str, verdict.param.shape)) or "one number"
 
 

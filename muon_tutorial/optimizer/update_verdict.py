@@ -96,7 +96,7 @@ class SeenUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class UpdateVerdict:
     """An update's size relative to the correct size, its singular values (mean, spread), and its fault.
 
     ``is_due`` is False if no update could be expected, because the learning rate was zero, or both the
@@ -109,7 +109,7 @@ class Verdict:
     is_due: bool = True
 
 
-def judge(seen: SeenUpdate) -> Verdict:
+def judge(seen: SeenUpdate) -> UpdateVerdict:
     """Judge the update of a parameter.
 
     >>> start, gradient = torch.zeros(4, 4), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
@@ -117,13 +117,13 @@ def judge(seen: SeenUpdate) -> Verdict:
     'the momentum or the gradient itself, as in SGD: it was not orthogonalized'
     """
     if not float(seen.group["lr"]):
-        return Verdict(0.0, (0.0, 0.0), is_due=False)
+        return UpdateVerdict(0.0, (0.0, 0.0), is_due=False)
     update, dues = seen.update, [_orthogonalized(seen, it, seen.parts) for it in _inputs(seen)]
     rounding = torch.finfo(seen.before.dtype).eps * seen.before.float().norm() / float(seen.group["lr"])
     if update.norm() <= rounding and not any(due.any() for due in dues):
-        return Verdict(0.0, (0.0, 0.0), is_due=False)
+        return UpdateVerdict(0.0, (0.0, 0.0), is_due=False)
     if not update.any():
-        return Verdict(0.0, (0.0, 0.0), STILL)
+        return UpdateVerdict(0.0, (0.0, 0.0), STILL)
     far = [_distance(seen, update, due) for due in dues]
     due, least = dues[far.index(min(far))], min(far)
     size = _size(seen, update, due)
@@ -134,7 +134,7 @@ def judge(seen: SeenUpdate) -> Verdict:
     wrong = wrong or _micro_batches(seen)
     if not wrong and abs(size - 1) > 0.05 + blur:
         wrong = f"{size:.2g} times the correct size"
-    return Verdict(size, values, wrong)
+    return UpdateVerdict(size, values, wrong)
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:

@@ -1,8 +1,8 @@
 """The core: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
 
 The functions here are generators that yield requests for collectives. A world runs them and answers the
-requests. A world may be real processes, all ranks in one process, or one rank without data. In one
-process without a strategy there is neither plan nor world: see ``single_process``.
+requests. A world may be real processes, all ranks in one process, or one rank without data. One process
+without a strategy needs no plan and no world: see ``single_process``.
 """
 
 from __future__ import annotations

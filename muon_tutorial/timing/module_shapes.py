@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError
 from ..optimizer.split_parameters import split_parameters
-from ..optimizer.split_table import Verdict
+from ..optimizer.split_table import SplitVerdict
 from ..plan.layout import Replicate, Shard
 from ..plan.matrix import part_boxes
 from .model_shape import FUSED_APART, FUSED_WHOLE, Cut, MatrixFamily, ModelShape, OtherFamily
@@ -81,7 +81,7 @@ def shape_from_module(
     return ModelShape(name, source, layers, None, None, experts, made, tuple(_others(others)), met, notes)
 
 
-def _cut(styles: Mapping[str, str], verdict: Verdict) -> Cut:
+def _cut(styles: Mapping[str, str], verdict: SplitVerdict) -> Cut:
     """How tensor parallelism cuts a parameter; None if no hidden layer has a style."""
     if not any("*" in pattern for pattern in styles):
         return None
@@ -109,7 +109,7 @@ def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamil
 
 
 def _matrices(
-    verdict: Verdict, beside: Sequence[tuple[int, int]], folds: int
+    verdict: SplitVerdict, beside: Sequence[tuple[int, int]], folds: int
 ) -> tuple[list[tuple[str, tuple[int, int]]], int, str]:
     """A parameter's matrices as (name, (out, in)); its number of experts; and a note about the parameter.
 

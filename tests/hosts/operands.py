@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from muon_tutorial import Box, split_parameters
-from muon_tutorial.optimizer.split_table import Verdict
+from muon_tutorial.optimizer.split_table import SplitVerdict
 from muon_tutorial.plan.matrix import part_boxes
 
 PRODUCTS = {
@@ -58,7 +58,7 @@ def filled(model: nn.Module, std: float) -> nn.Module:
     return model
 
 
-def hidden(model: nn.Module, **options: Any) -> list[Verdict]:
+def hidden(model: nn.Module, **options: Any) -> list[SplitVerdict]:
     """The parameters that ``split_parameters`` gives to Muon; users need not state any layout."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The names of")
@@ -110,7 +110,7 @@ def _alike(lines: Tensor) -> set[frozenset[int]]:
     return {frozenset(its) for its in alike.values()}
 
 
-def _own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
+def _own_parts(verdict: SplitVerdict) -> list[set[frozenset[int]]]:
     """For each matrix of a stack: the lines of each part, as sets."""
     shape = tuple(verdict.param.shape)
     lines = torch.arange(shape[_dim(verdict)])
@@ -127,5 +127,5 @@ def _own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
     return [stacks[lead] for lead in sorted(stacks)]
 
 
-def _dim(verdict: Verdict) -> int:
+def _dim(verdict: SplitVerdict) -> int:
     return -1 if verdict.transposed else -2

@@ -280,16 +280,12 @@ def turning_exercise() -> Exercise:
         ("Muon has forward and backward in its step, too.", _turn(lambda f, a, m, x: (m - x * a) / (f * x))),
         (
             "If Muon's step takes no longer than `times` steps of AdamW, it leads with any batch.",
-            _turn(_owed),
+            _turn(lambda f, a, m, x: (m - x * a) / (f * (x - 1))),
         ),
     )
     praise = "The more tokens a step has, the less Muon's longer step counts."
     say = "forward={}, adamw={}, muon={}, times={}"
     return written(break_even, cases, *slips, say=say, praise=praise)
-
-
-def _owed(forward: float, adamw: float, muon: float, times: float) -> float:
-    return (muon - times * adamw) / ((times - 1) * forward)
 
 
 def _turn(formula: Callable[..., float]) -> Callable[..., float]:
