@@ -20,7 +20,8 @@ def message_of_wrong(exercise: Exercise, *answers: Any) -> str:
 def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
     """Assert that answers do not pass, and that the message, as one line, contains the last argument."""
     *answers, says = answers_and_says
-    assert says in " ".join(message_of_wrong(exercise, *answers).split())
+    said = " ".join(message_of_wrong(exercise, *answers).split())
+    assert says in said, said
 
 
 PASSES = "passes"

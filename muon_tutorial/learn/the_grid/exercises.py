@@ -110,22 +110,23 @@ def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = P
 
 def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
     stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
-    if not stuck:
-        return
+    timed_out = f"{say_ranks(stuck).capitalize()} timed out" if stuck else ""
+    made_by_some = {ranks for report in run.reports for ranks in report.made}
     for rank, report in enumerate(run.reports):
         rest = iter(run.wanted)
-        if not all(ranks in rest for ranks in report.made):  # the list's order is broken
+        if stuck and not all(ranks in rest for ranks in report.made):  # the list's order is broken
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
-        # groups that the rank skipped; a stuck rank has not reached those after the last one that it made
+        # a stuck rank has not reached the groups after the last one that it made
         last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
-        left_out = (ranks for ranks in run.wanted[:last] if ranks not in report.made)
+        left_out = (ranks for ranks in run.wanted[:last] if ranks in made_by_some - set(report.made))
         left = next((ranks for ranks in left_out if rank not in ranks), None)
-        if left is not None:
-            what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it."
+        if left is not None:  # even where no rank waits: groups that ranks number differently mix
+            what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it"
             hint = "new_group is for all ranks, members or not. Is yours under the if?"
-            yield Diagnosis(f"{say_ranks(stuck).capitalize()} timed out. {what}", (hint,))
-    inside = "Does every member of a group call all_gather_object in it, and no other rank?"
-    yield f"{say_ranks(stuck).capitalize()} timed out: {run.reports[stuck[0]].stuck}. {inside}"
+            yield Diagnosis(f"{timed_out and timed_out + '. '}{what}, or hear wrong ranks.", (hint,))
+    if stuck:
+        inside = "Does every member of a group call all_gather_object in it, and no other rank?"
+        yield f"{timed_out}: {run.reports[stuck[0]].stuck}. {inside}"
 
 
 def _judge_heard(run: AnswerRun) -> Iterator[str | Diagnosis]:

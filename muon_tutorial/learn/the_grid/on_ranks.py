@@ -92,7 +92,7 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
         if original.__name__ in _HEARING:
             groups_of_others = dist.GroupMember.NON_GROUP_MEMBER
             gathers.append(any(each is groups_of_others for each in (*given, *named.values())))
-        else:
+        elif not named.get("use_local_synchronization"):  # with it, members alone make a group
             ranks = given[0] if given else named.get("ranks")
             made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
         return original(*given, **named)
