@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cache
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..newton_schulz import DEFAULT_EPS, check_matrix
 from .checked_recipe import Polynomial, Recipe
 from .completed_squares import evaluate
-from .symmetric_products import LEAST_SYMMETRIC, full_float32, multiply, symmetric_multiply, symmetric_share
-from .workspace import ALIGNMENT, Workspace
-
-CPU = torch.device("cpu")
-
-LEAST_STACKED = 8
-"""Matrices whose smaller side is below this are not stacked."""
-
-RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs of a few matrices. A run's buffers fit into ``RUN_BYTES`` (a core's cache). The
-length of a run may decide which kernels are used, and so change the bits. So every length up to
-``MOST_STACKED`` is tried out."""
-
-TRIED = 2**18
-"""How many elements of results are compared. If kernels differ, a few in 100,000 elements of a bf16 product
-differ, and each result comes from a dozen products."""
+from .stack_sizes import buffer_shapes, run_length
+from .symmetric_products import full_float32, multiply, symmetric_multiply, symmetric_share
+from .workspace import Workspace
 
 
 def orthogonalize(
@@ -68,85 +51,12 @@ def orthogonalize(
         size = run_length(rows, columns, recipe, out.device) if len(out) > 1 else 1
         runs = zip(out, G, strict=True) if size == 1 else zip(out.split(size), G.split(size), strict=True)
     for results, matrices in runs:
-        _orthogonalize(results, matrices, recipe, eps, workspace)
+        orthogonalize_into(results, matrices, recipe, eps, workspace)
     return out
 
 
-Key = TypeVar("Key", bound=Hashable)
-
-
-def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list[int]]:
-    """Return runs of indices: matrices with equal keys, at most ``most(key)`` of them in a run.
-
-    >>> runs_of_equals("abaacb", lambda key: 2)
-    [[0, 2], [3], [1, 5], [4]]
-    """
-    indices: dict[Key, list[int]] = {}
-    for index, key in enumerate(keys):
-        indices.setdefault(key, []).append(index)
-    runs = []
-    for key, its in indices.items():
-        size = most(key) if len(its) > 1 else 1
-        runs += [its[begin : begin + size] for begin in range(0, len(its), size)]
-    return runs
-
-
-def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
-    """Return how many matrices of this shape can be stacked so that each gets the same bits as alone.
-
-    The answer is 1 for large matrices, which gain nothing in a stack, and for shapes whose members would not
-    be aligned in a stack, and so get other bits. This CPU's kernels are tried out once per shape, recipe and
-    number of threads. The meta device is treated like the CPU; on other devices nothing is stacked.
-    """
-    most = _most_stacked(rows, columns, recipe)
-    if most == 1 or device.type not in ("cpu", "meta"):
-        return 1
-    return most if _keeps_bits(rows, columns, recipe, torch.get_num_threads(), RUN_BYTES) else 1
-
-
-def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
-    """How many matrices fit into a core's cache; 1 if stacking gains nothing or would not be aligned."""
-    n, itemsize = min(rows, columns), recipe.dtype.itemsize
-    aligned = all(size * itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
-    if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
-        return 1
-    elements = sum(math.prod(shape) for shape in _shapes((rows, columns), recipe))
-    return min(MOST_STACKED, max(1, RUN_BYTES // (elements * itemsize)))
-
-
-@cache
-def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes: int) -> bool:
-    """Whether stacks of every possible length give each member the bits that it has alone."""
-    most, generator, workspace = _most_stacked(rows, columns, recipe), torch.Generator("cpu"), Workspace()
-    sizes = range(1, most + 1)
-    with _disable_current_modes():  # a PeakMemory does not count this
-        for seed in range(max(1, -(-TRIED // (sum(sizes) * rows * columns)))):
-            generator.manual_seed(seed)
-            G = torch.randn((most, rows, columns), generator=generator, dtype=torch.float32, device="cpu")
-            together, alone = (torch.empty_like(G, dtype=torch.bfloat16) for _ in range(2))
-            for out, member in zip(alone, G, strict=True):
-                _orthogonalize(out, member, recipe, DEFAULT_EPS, workspace)
-            for size in sizes:
-                _orthogonalize(together[:size], G[:size], recipe, DEFAULT_EPS, workspace)
-                if not torch.equal(together[:size], alone[:size]):
-                    return False
-    return True
-
-
-def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
-    """The shapes of an iteration's buffers: two like the matrix or stack, the others square."""
-    *batch, rows, columns = shape
-    n = min(rows, columns)
-    gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
-    long_polynomials = any(len(polynomial) > 3 for polynomial in recipe.coefficients)
-    count = 4 if gram or (recipe.dtype is torch.bfloat16 and long_polynomials) else 2
-    # Rows are padded by a cache line: if their length were a power of two, a column would use few cache sets.
-    pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
-    return [shape] * 2 + [(*batch, n, pitch)] * count
-
-
 @full_float32()
-def _orthogonalize(
+def orthogonalize_into(
     out: Tensor,  # [rows, columns], or [matrices, rows, columns]; bf16
     G: Tensor,  # shape of ``out``, any dtype
     recipe: Recipe,
@@ -163,7 +73,7 @@ def _orthogonalize(
     n, length = wide.shape[-2:]
     gram = recipe.iterates_on_gram(n, length, symmetric_share(n))
     stored = wide if recipe.dtype is torch.bfloat16 else out
-    X, Y, *padded = workspace.buffers(_shapes(tuple(stored.shape), recipe), recipe.dtype, out.device)
+    X, Y, *padded = workspace.buffers(buffer_shapes(tuple(stored.shape), recipe), recipe.dtype, out.device)
     if stored is not wide:
         X, Y = X.mT, Y.mT
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]

@@ -16,8 +16,8 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
+from ..orthogonalizers.stack_sizes import run_length
 from ..orthogonalizers.workspace import Workspace
 from .rank_bucket import AROUND, RankBucket, RankMatrix
 

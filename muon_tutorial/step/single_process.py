@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..decay_and_add import adjusted_lr
 from ..engine.collective import Walk
-from ..orthogonalizers.iterate import runs_of_equals
+from ..orthogonalizers.stack_sizes import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
 from ..plan.matrix import Index, Matrix, Parts, split_parts

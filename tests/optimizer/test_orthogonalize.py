@@ -12,9 +12,10 @@ from torch import Tensor
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, UsageError
 from muon_tutorial.newton_schulz import YOU_JIACHENG
-from muon_tutorial.orthogonalizers import iterate
-from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize
+from muon_tutorial.orthogonalizers import stack_sizes
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES
+from muon_tutorial.orthogonalizers.stack_sizes import RUN_BYTES
 from muon_tutorial.step import orthogonalize as orthogonalize_step
 from muon_tutorial.step import single_process
 from muon_tutorial.step.orthogonalize import newton_schulz_update
@@ -77,7 +78,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (orthogonalize_step, single_process):
         monkeypatch.setattr(module, "newton_schulz_update", noted)
-    monkeypatch.setattr(iterate, "_keeps_bits", lambda *_: True)
+    monkeypatch.setattr(stack_sizes, "_keeps_bits", lambda *_: True)
     return counts
 
 
@@ -88,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_small_equal_matrices_are_stepped_in_full_stacks_to_the_bits_of_one_by_one(
     counted: list[int], run_bytes: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iterate, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(stack_sizes, "RUN_BYTES", run_bytes)
     stacked, alone = small_weights(), small_weights()
     stepped(Muon(stacked, orthogonalize="gram"), stacked, 1)
     assert sorted(counted) == stacks

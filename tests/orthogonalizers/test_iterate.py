@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from muon_tutorial import KELLER_JORDAN
 from muon_tutorial.evidence.memory import PeakMemory
-from muon_tutorial.orthogonalizers import iterate
+from muon_tutorial.orthogonalizers import iterate, stack_sizes
 from muon_tutorial.orthogonalizers.checked_recipe import Recipe, flops
-from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize, run_length
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
+from muon_tutorial.orthogonalizers.stack_sizes import RUN_BYTES, run_length
 from muon_tutorial.orthogonalizers.symmetric_products import onednn_is_faster, symmetric_share
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 from scripts.result_files import bf16_flags
@@ -225,7 +226,7 @@ def test_a_kernel_that_rounds_a_stack_otherwise_is_found(monkeypatch: pytest.Mon
         if out.ndim == 3 and len(out) == 3:
             out[-1] *= 1.25
 
-    monkeypatch.setattr(iterate, "_keeps_bits", iterate._keeps_bits.__wrapped__)
+    monkeypatch.setattr(stack_sizes, "_keeps_bits", stack_sizes._keeps_bits.__wrapped__)
     exact = Recipe("fp32", "", (KELLER_JORDAN,) * 5, dtype=torch.float32, scaling="schatten")
     assert run_length(32, 48, exact) > 1
     monkeypatch.setattr(iterate, "symmetric_multiply", otherwise)
@@ -240,7 +241,7 @@ def test_nothing_is_stacked_on_other_devices() -> None:
 def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
     assert run_length(16, 2**20, RECIPES["gram"]) == 1  # one matrix fills the cache, so nothing is tried
     with PeakMemory() as seen:
-        iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
+        stack_sizes._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
         onednn_is_faster.__wrapped__()
     assert seen.peak == 0
 
@@ -249,12 +250,12 @@ def test_a_default_device_and_dtype_change_nothing() -> None:
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
     try:
-        found = iterate._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
+        found = stack_sizes._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
         asked = onednn_is_faster.__wrapped__()
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
-    assert found == iterate._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
+    assert found == stack_sizes._keeps_bits.__wrapped__(64, 64, RECIPES["gram"], 1, RUN_BYTES)
     assert asked == onednn_is_faster()
 
 

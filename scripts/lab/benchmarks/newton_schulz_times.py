@@ -1,7 +1,6 @@
 """Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
-Contenders take turns within each round, so that other load on the machine slows all of them alike. The
-highest rate of a plain matrix product, measured in the same rounds, bounds each contender's time from below.
+Contenders take turns, so that load slows all alike. A plain product's highest rate bounds times from below.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDA
 from muon_tutorial.orthogonalizers.calibration import Calibration
 from muon_tutorial.orthogonalizers.checked_recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
-from muon_tutorial.orthogonalizers.iterate import orthogonalize, run_length, runs_of_equals
+from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
+from muon_tutorial.orthogonalizers.stack_sizes import run_length, runs_of_equals
 from muon_tutorial.orthogonalizers.symmetric_products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
