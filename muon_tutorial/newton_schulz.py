@@ -94,16 +94,17 @@ def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Ten
     which does not change the bits.
     """
     tall = G.size(0) > G.size(1)
-    X = G.to(torch.bfloat16, copy=True)
-    X = X.T if tall else X
+    X = G.clone() if G.dtype is torch.bfloat16 else G.bfloat16()
+    X, XT = (X.T, X) if tall else (X, X.T)
     X.div_(torch.linalg.vector_norm(X).clamp(min=eps))
-    A = B = Y = None
+    A = B = Y = YT = None
     for step, (a, b, c) in enumerate(coefficients):
-        A = torch.mm(X, X.T, out=A)  # [s, s]
+        A = torch.mm(X, XT, out=A)  # [s, l] @ [l, s]
         B = torch.addmm(A, A, A, beta=b, alpha=c, out=B)
         Y, X = X, torch.addmm(X, B, X, beta=a, out=Y)  # [s, s] @ [s, l]
+        YT, XT = XT, X.T if YT is None else YT
         if step == 0 and not Y.is_contiguous():  # products are row-major
-            Y = Y.T.view(Y.shape) if Y.T.is_contiguous() else None
+            Y, YT = Y.T.view(Y.shape) if Y.T.is_contiguous() else None, None
     return X.T if tall else X
 
 

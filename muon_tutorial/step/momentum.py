@@ -99,7 +99,7 @@ def momentum_update(
     >>> buffer
     tensor([[0.2500, 0.2500]])
     """
-    grad = grad.to(buffer.dtype)
+    grad = grad if grad.dtype is buffer.dtype else grad.to(buffer.dtype)
     buffer.lerp_(grad, 1 - momentum)
     return grad.lerp(buffer, momentum) if nesterov else buffer
 

@@ -111,7 +111,7 @@ def test_globals_closures_and_classes_of_cells_come_along_and_lines_back(kernel)
 def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:
     said = kernel.run(HANG, until="pid")
     assert "launch() was interrupted" in said
-    assert "rank 0: running at Cell In[" in said
+    assert "rank 0: running at Cell In[" in said, said
     assert len(kernel.family) == 1
     assert "[5.0, 5.0]" in kernel.run("print(launch(lambda rank: 5.0, 2))")
 
