@@ -229,8 +229,8 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # <details><summary>Solution</summary>
 #
 # The rows of a Gaussian matrix share hardly any direction, so it makes little difference whether they are
-# orthogonalized together. The rows of a real gradient share its loud directions. Each shard makes those loud by
-# itself, so together they become too loud, and the quiet ones nearly die.
+# orthogonalized together. The rows of a real gradient share its loud directions. Every shard by itself makes these
+# loud; joined, they are too loud, and the quiet directions nearly die.
 #
 # ```python
 # harmless = ("Gaussian", "rows")
@@ -379,7 +379,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Each entry says where it belongs, and a red cross marks the first misplaced one:
+# Each value tells its entry's place, and a red cross marks the first misplaced one:
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -462,9 +462,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as the
-#   cut side does not become the shorter side of a shard. In our case part of the update acts on inputs that the
-#   gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, unless a shard's
+#   cut side becomes its shorter one. In our case part of the update acts on inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

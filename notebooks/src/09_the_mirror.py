@@ -121,7 +121,7 @@ replay.explore(here, live=widgets, moment=4)
 #
 # ## The trip of one matrix
 #
-# Follow o through the film. tp cuts up by rows, and o and down by columns. Each rank packs its pieces in this order:
+# Follow o through the film. tp cuts the rows of up, and the columns of o and of down. Each rank packs its pieces in this order:
 
 # %%
 bucket = plan.buckets[0]
@@ -221,9 +221,9 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are this
-# rank's coordinates. `travel` and `take` are **generators**: at `yield from` a *request* named by `label` goes out,
-# and the function waits for the answer, from real processes or, in the next section, from you.
+# `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are
+# this rank's coordinates. `travel` and `take` are **generators**: if a hop sends, a *request* named by `label` goes
+# out, and they wait for the answer, from real processes or, in the next section, from you.
 
 # %%
 print(inspect.getsource(travel))
@@ -333,9 +333,9 @@ unpack = shapes.accepted_or(lesson.unpack)
 
 # %% tags=["stub"]
 def my_step(job, bucket, at):
-    # routes: bucket.gradient, bucket.compute, bucket.parameter, and entry.route of each matrix
+    # routes: bucket.gradient (phase 1), bucket.compute (2), entry.route of each matrix (3), bucket.parameter (7)
     # unpack(flat, meta): this rank's piece of a matrix; meta.global_range: where it lies in the flat buffer
-    # job.label(1) labels phase 1, and job.label(3, entry) a phase of one matrix. In the order of the step, use
+    # job.label(1) labels phase 1, and job.label(3, entry) a phase of one matrix. Use, in this order:
     # job.gradients(bucket): this rank's own gradients, flat
     # job.momentum(bucket, summed): what phase 2 sends
     # job.matrices(bucket): the pairs (entry, meta) of the matrices that this rank works on

@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Forty-five minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes
-# of each phase, which ranks run Newton–Schulz how often, and the state beside AdamW's. You will have checked it
-# against the bytes that real ranks counted.
+# of each phase, how many ranks orthogonalize a matrix, and the state beside AdamW's. You will have checked it against
+# the bytes that real ranks counted.
 #
 # *You need* lesson 05 (buckets and slices) and lesson 09 (the seven phases).
 #
@@ -86,7 +86,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Under `zero1`, look which slices have a part of o. Each of them counts with all its tp ranks.
+# Under `zero1`, each slice that has a part of o counts as tp ranks.
 #
 # ```python
 # replicated = dp * tp
@@ -169,8 +169,9 @@ lesson.draw_small_bills(dp, tp)
 #
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But a matrix that does not straddle a boundary is whole along dp already, so
-# `gather="boundary"` moves only matrices that do. How many entries of a matrix do you send to each place along dp?
+# Wei's script gathers the *whole* bucket. But a matrix that straddles no boundary lies in one slice already, so
+# `gather="boundary"` moves only those that straddle one. How many entries of a matrix do you send to each place along
+# dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -327,7 +328,7 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes every request, once gradients have been averaged. What rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

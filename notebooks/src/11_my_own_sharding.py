@@ -59,7 +59,8 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Each row of the picture is a function that you write, and Muon's loop gets all three in a `DistributedConfig`:
+# Each row of the picture is a function that you write, and Muon's loop (here without size factor and weight decay) gets all
+# three in a `DistributedConfig`:
 
 # %%
 def muon_step(params, momenta, owners, config, lr):
@@ -113,15 +114,15 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # So even a rank with an **empty shard**, one without rows, must make the same call.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. As the top picture shows,
-# a matrix is gathered within one replica, but its owner sends the update to the ranks of all replicas. (In the last
-# layout there, **expert parallel** or EP, each rank has its own *experts*, small MLPs that each get some of the
+# a matrix is gathered within one replica, but its owner sends the update to the ranks of all replicas. (The last
+# layout there is **expert parallel**, or EP: each rank has its own *experts*, small MLPs that each get some of the
 # tokens. All other matrices are *dense*.)
 #
 # ## Yours, on real ranks
 #
-# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices that no other group has, and
-# its ranks share the rows of each (a rank may hold none). For each matrix, name the owner by its global rank, not by
-# its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices of its own, and its ranks share
+# every matrix's rows (a rank may hold none). For each matrix, name the owner by its global rank, not by its place in
+# the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -161,7 +162,7 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Rows are cut as in a column parallel matrix, so your function of lesson 07 tells every rank's shape:
+# Write `gather`, with the lists that `splits` returns. Rows are cut as in a column parallel matrix, so your function of lesson 07 tells every rank's shape:
 # `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
@@ -175,7 +176,7 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% tags=["stub"]
 def splits(owner, state):
-    # Muon has added state["param_idx"] and state["local_shape"], this rank's
+    # Muon has added state["param_idx"] and this rank's state["local_shape"]
     return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
@@ -253,8 +254,8 @@ given_back.check(redistribute)
 #
 # ## Two traps
 #
-# The first trap gathers the gradient, not the momentum that Muon hands over. In the first step the two differ only by a
-# factor, so a test of one step may pass:
+# The first trap gathers the gradient, not the x that Muon hands over (as `momentum_buffer`). In the first step the two
+# differ only by a factor, so a test of one step may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -264,7 +265,7 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The second forgets that a `Partial` gradient, our `{U_dp}`, is one rank's summand only:
+# The second forgets that a `Partial` gradient (PyTorch's word for our `{U_dp}`) is one rank's summand only:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -283,8 +284,8 @@ print(lesson.say_model(model))
 #
 # <details><summary>Hint</summary>
 #
-# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
-# holders, so keep a running total for each rank across all parameters.
+# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here it must be one of the holders.
+# Keep one running total for each rank, across all parameters.
 #
 # </details>
 #
@@ -369,10 +370,10 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 #    with zeros and cuts it into equal parts; rank r's parameter is part r. It returns a module, which gathers a
 #    layer's weights before the layer computes, in forward and again in backward, drops them afterwards, and averages
 #    their gradients in a reduce_scatter. Write `whole(module)`, too: it returns a list of the whole parameters.
-# 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` is your `ring.py`, in which the
-#    reference stands in for what is missing. In a step, a part travels around three times. Messages have no names, so
-#    let one thread alone call the ring, in an order that is the same on all ranks: two calls at once would take each
-#    other's messages, and Gloo would end the process.
+# 2. All of this travels on your ring: `from muon_tutorial.learn.builds import ring` gives your `ring.py`, with the
+#    reference for what it lacks. In a step, a part travels around three times. Messages have no names, so let one
+#    thread alone call the ring, in an order that is the same on all ranks: two calls at once would take each other's
+#    messages, and Gloo would end the process.
 # 3. While a layer computes, that thread is already in `ring.all_gather` for the weights that are needed next, and for
 #    no others: in forward those of the next layer, in backward those of the layer before.
 # 4. `shard(model, dtype=torch.bfloat16)` sends weights in bfloat16, and computes in float32 with what arrives. Gradients
@@ -390,7 +391,7 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 # <details><summary>A hint for the build: two things at once</summary>
 #
 # `lane = concurrent.futures.ThreadPoolExecutor(1)` calls functions beside your program, in the order in which you
-# submit them. `lane.submit(f, x)` returns at once, and `.result()` of what it returns waits. How does your function
+# submit them. `lane.submit(f, x)` returns a future at once; the future's `.result()` waits. How does your function
 # know whether it runs in forward or in backward? `checkpoint` calls it twice with the same arguments.
 #
 # </details>

@@ -78,7 +78,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
 # The call is **asynchronous**: it hands the tensor to another thread and returns. Until `handle.wait()` returns,
-# neither read nor write the tensor. On a GPU *every* operation works like that, so `step()` returns when its kernels
+# neither read nor write the tensor. On a GPU every operation works like that unless its result is read (`.item()`, `.cpu()`), so `step()` returns when its kernels
 # (GPU programs) are launched.
 #
 # <details><summary>Three traps with a stopwatch on a GPU</summary>
@@ -309,8 +309,8 @@ for share in (1, 8):
 # %% [markdown]
 # No, because there the share ends in time.
 #
-# All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently get each
-# other's matrices.
+# All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently mix
+# pieces of two matrices.
 #
 # <details><summary>An open task: in which order should a rank ask? (30 minutes)</summary>
 #
@@ -339,8 +339,8 @@ for share in (1, 8):
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - A call that returns has launched something. What is computed after a wait uses the collective's result. With Gloo
-#   the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU waits in its
-#   place.
+#   the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU does the
+#   waiting.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
@@ -436,7 +436,7 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved about a third, on two cores that all ranks shared with other programs. With nothing shared,
+# Window 3 saved more than a quarter, on two cores that all ranks shared with other programs. With nothing shared,
 # `makespan` falls from 18 times the work on a matrix to 13.
 #
 # </details>
@@ -481,8 +481,8 @@ in_turn.check(one_f_one_b)
 #
 # A micro-batch has `stages - stage` stages left, counting this stage. Its way through them and back takes as long as
 # this stage needs for F and B of `stages - stage` micro-batches, so this many keep the stage busy. If you begin with
-# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster. Less idle are [several parts
-# of the model on each stage](https://arxiv.org/abs/2104.04473) (Megatron-LM) and [a B that is split in
+# fewer forwards, the stage waits; if you begin with more, it keeps more, and is no faster. Stages idle less with
+# [several parts of a model on each](https://arxiv.org/abs/2104.04473) (Megatron-LM) or [a B that is split in
 # two](https://arxiv.org/abs/2401.10241) (Zero Bubble).
 #
 # ```python

@@ -2,7 +2,7 @@
 # # 13 · Is Muon cheaper than AdamW?
 #
 # A published report found that Muon communicates 0.57 times as much as AdamW, and the paper that cut Muon over ranks
-# (Liu et al., 2025) says up to 1.25 times. Both sums are honest, so what did each count?
+# (Liu et al., 2025) says up to 1.25 times. Both are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -63,7 +63,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # <details><summary>Nothing ran: whose numbers?</summary>
 #
-# The **planner** walks a step without data, and computes its time from a file that describes a machine.
+# The **planner** walks a step of 8 ranks, all along dp, without data, and computes its time from a file that describes a machine.
 #
 # </details>
 #
@@ -130,8 +130,8 @@ adamw.check(adamw_step)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The mean is taken after the sum, and only on this rank's slice. AdamW divides each entry by its usual size, so a
-# forgotten division would hardly change the weights, and only a test of the bits finds it.
+# The mean is taken after the sum, and only on this rank's slice. AdamW scales each entry by its usual size, so a sum
+# in place of the mean hardly changes the weights, and only a test of the bits finds it.
 #
 # ```python
 # def adamw_step(gradients, weights, bucket, at):
@@ -159,8 +159,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Time, as a profiler logs it
 #
-# The report took 0.57 from *time*: each run's summed durations of all events whose names say all-reduce or all-gather.
-# Profile your own step, and look at rank 0's events with such names, in microseconds:
+# The report's 0.57 is a ratio of *times*: in each run, it summed up all events whose names say all-reduce or
+# all-gather. Profile your own step, and look at rank 0's events with such names, in microseconds:
 
 # %% tags=["volatile", "ranks"]
 def traced(rank):
@@ -174,9 +174,9 @@ mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
 print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the launch, which only hands the work to another thread. That thread's event, with the
-# backend's name, is a kernel in the table, because on a GPU a kernel does this work. There, both CPU and GPU may also
-# get an **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up trace:
+# A name with `c10d::` is the launch, which only hands the work to another thread. The table calls that thread's event,
+# with the backend's name, a kernel, because on a GPU a kernel does the work. There, both CPU and GPU may also get an
+# **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up trace:
 
 # %%
 events = lesson.made_up_trace()
@@ -297,7 +297,7 @@ for name, number in lesson.right_headlines().items():
 print(lesson.say_bytes())
 
 # %% [markdown]
-# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights.
+# No: AdamW's run averaged its gradients. Muon's was given averages, and never sent new weights.
 #
 # ## Waiting is not transfer
 #
@@ -447,8 +447,8 @@ compare({"taken": taken}, {"taken": lesson.least_work_and_bytes(dp=4, tp=2)})
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links (and
-#   with dp alone), `boundary` won, because an owner's matrices travel one after another.
+# - Bytes, time and memory give different answers. By bytes and work, `layerwise` won. By time, on slow links (without
+#   tp), `boundary` won, because an owner's matrices travel one after another.
 # - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
 # - Waiting looks like transfer until you have the clocks of all ranks.
@@ -467,7 +467,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # what part of a step's seconds? lesson.muon_step("all fp32", "layerwise") has both: .product, .seconds
+    "Newton–Schulz": ...,  # its part of a step: .product over .seconds of lesson.muon_step("all fp32", "layerwise")
 }
 
 # %%
@@ -490,7 +490,7 @@ quiz.check(answers)
 # ## Where it turns
 #
 # Forward and backward take `forward` seconds a token. To reach the same loss, AdamW takes more steps than Muon,
-# `times` as many. From how many tokens a step on does Muon need less time?
+# `times` as many. At how many tokens a step does Muon begin to lead?
 #
 # <details><summary>Hint</summary>
 #

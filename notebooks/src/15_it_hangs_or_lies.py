@@ -132,7 +132,8 @@ print(hang.reports[3].stack)
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them:
+# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them (`[[]]` are the
+# sizes of a single number):
 #
 # <details><summary>How to switch it on, and what it does not know</summary>
 #
@@ -305,10 +306,11 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine between the two. Other data, another
-# seed, or an earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and changes both a
-# little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*.
-# The file:
+# `difference` is the largest difference over the oracle's largest entry. A forgotten factor changes an update's size
+# (its norm over the oracle's), but not its cosine with the oracle's. Other
+# data, another seed, or an earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and
+# changes both a little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another
+# order: *no bug*. The file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -387,8 +389,8 @@ clinic.check("A", repair_a)
 #
 # <details><summary>Hint</summary>
 #
-# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask: the ranks that miss a
-# call, what did they do *instead*? If they made the next call of the program, they skipped one.
+# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask what the ranks that miss
+# a call did *instead*. If they made the next call of the program, they skipped one.
 #
 # </details>
 #
@@ -452,7 +454,7 @@ clinic.check("C", repair_c)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The cosine is 1 and the size is not, and only for the tall matrices. So a factor that depends on the shape is wrong.
+# The cosine is always 1, but for the tall matrices the size is not. So a factor that depends on the shape is wrong.
 # The code took it from the rows that tp left on this rank, and it belongs to the whole matrix (lesson 08).
 #
 # ```python

@@ -208,7 +208,7 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step to go on with, counted from 0; its batch follows from this number alone
 
 # %% [markdown]
-# Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with *your* `load`.
+# Between two checkpoints the last rank kills itself, and new ranks continue on another grid with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -418,7 +418,8 @@ my_muon.show_command(steps, seed)
 #
 # </details>
 #
-# Rank 3 kills itself in the middle, so you see errors, and your `load` finds the way back. (torchrun listens on all
+# The cell below runs it, too, and prints only the outcome. Rank 3 kills itself in the middle, so in a terminal you see
+# errors, and your `load` finds the way back. (torchrun listens on all
 # network addresses. On a network that you do not trust, set `torchrun = False` above.)
 
 # %%
@@ -475,8 +476,8 @@ print(my_muon.say_yours())
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
 # what is missing of these two). There, `python -m muon_tutorial.learn.builds one_page` writes `test_one_page.py`. Run
 # it with `python test_one_page.py`. ZeRO-3 gives each rank an equal part of every flat weight. Here a part is whole
-# rows, as if tp had cut the matrix. So in the last stage your page takes ZeRO-3's ranks as tp, and ZeRO-3's parts,
-# seen as rows, as its pieces.
+# rows, as if tp had cut the matrix. So in the last stage ZeRO-3's ranks are your page's tp, and ZeRO-3's parts, seen
+# as rows, its pieces.
 #
 # </details>
 #

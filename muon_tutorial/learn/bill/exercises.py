@@ -16,7 +16,7 @@ def runs_exercise(dp: int, tp: int) -> Exercise:
     """The prediction: how many ranks run Newton–Schulz on the matrix o, by strategy."""
     right = costs.runs_of(plans_of(dp, tp), "o")
     lies = "Where does o lie in the bucket? Every rank whose slice has a part of o works on all of o."
-    position = "One dp position owns it, and all tp ranks at that position work on it."
+    position = "One dp place owns it, and all tp ranks at that place work on it."
     return guesses(
         ("replicated", right["replicated"], "Every rank does everything."),
         ("round_robin", right["round_robin"], position),

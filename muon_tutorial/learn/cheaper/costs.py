@@ -121,7 +121,7 @@ class Setting:
 def say_turns(break_even: Callable[[float, float, float, float], float], times: float = 1.1) -> str:
     """A table of the tokens a step from which Muon leads, by strategy and speed of the links."""
     forward = forward_backward(TOKENS[0]) / TOKENS[0]
-    lines = [f"Tokens a step from which Muon leads (all fp32; AdamW takes {times} × as many steps):"]
+    lines = [f"Tokens a step that put Muon ahead (all fp32; AdamW takes {times} × as many steps):"]
     lines += [f"{'':10}" + "".join(f"{say_bandwidth(link):>12}" for link in LINKS.values())]
     for strategy in STRATEGIES:
         cells = ""
@@ -213,7 +213,7 @@ BUILDERS: Mapping[str, Builder] = {
 }
 CHOICES = {
     "replicated": "Momentum is cut like the weights; every rank works. For small models, or to compare with.",
-    "round_robin": "Momentum is cut like the weights; place i % dp works. For DDP, memory permitting.",
+    "round_robin": "Momentum is cut like the weights; place i % dp works. For dp alone, memory permitting.",
     "zero1": "Each place keeps a slice, and works on matrices with a part in it. As published; equal memory.",
     BOUNDARY: "The same, but only straddling matrices travel over dp. Better, as long as they are few.",
     CUT_BUCKETS: "The same, but each bucket is cut. For buckets of many small matrices.",

@@ -11,7 +11,7 @@ from ... import Muon, build_mesh
 from ...evidence.traces.recording import RankRecorder, record
 from ...evidence.traces.time_split import Timeline
 
-SIDE = 512
+SIDE = 1024
 
 
 def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:

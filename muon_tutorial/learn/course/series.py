@@ -93,6 +93,11 @@ PATHS = (
     ),
     CoursePath(
         "A day",
+        ("00", "03", "05", "06", "07", "09", "16"),
+        "You write the step, and the finale trains with it.",
+    ),
+    CoursePath(
+        "Two days",
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
         "With the required exercises, you write the whole optimizer, which gives the bits of torch's"
         " Muon, and learn its costs.",
