@@ -15,6 +15,11 @@ from .symmetric_products import full_float32, multiply, symmetric_multiply, symm
 from .workspace import Workspace
 
 
+TILE = 32
+"""With AMX, oneDNN's bf16 products read rows in tiles of this many elements, and so past a row's end. What they
+read there is multiplied by 0, which is no help if it is NaN."""
+
+
 def orthogonalize(
     G: Tensor,
     recipe: Recipe,
@@ -76,6 +81,9 @@ def orthogonalize_into(
     X, Y, *padded = workspace.buffers(buffer_shapes(tuple(stored.shape), recipe), recipe.dtype, out.device)
     if stored is not wide:
         X, Y = X.mT, Y.mT
+    if n % TILE and recipe.dtype is torch.bfloat16:
+        for buffer in padded:
+            buffer[..., n:].zero_()
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
     out.copy_(G)  # rounded, as torch.optim.Muon does
     X.copy_(wide)

@@ -116,7 +116,7 @@ def test_a_stack_is_iterated_in_runs_that_fit_the_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), cases([(40, 60), (3, 16, 32)], [(390, 400), (400, 1600)]), ids=str
+    ("name", "shape"), cases([(40, 60), (3, 16, 32), (400, 416)], [(390, 400), (400, 1600)]), ids=str
 )
 def test_the_workspaces_old_contents_leave_no_trace(name: str, shape: tuple[int, ...]) -> None:
     workspace, G = Workspace(), matrix(*shape)
