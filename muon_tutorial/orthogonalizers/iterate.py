@@ -14,10 +14,9 @@ from .stack_sizes import buffer_shapes, run_length
 from .symmetric_products import full_float32, multiply, symmetric_multiply, symmetric_share
 from .workspace import Workspace
 
-
 TILE = 32
-"""With AMX, oneDNN's bf16 products read rows in tiles of this many elements, and so past a row's end. What they
-read there is multiplied by 0, which is no help if it is NaN."""
+"""With AMX, oneDNN's bf16 products read rows in tiles of this many elements, and so past a row's end. They
+multiply what they read there by 0, which leaves NaN what it is."""
 
 
 def orthogonalize(
