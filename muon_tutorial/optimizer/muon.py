@@ -70,7 +70,8 @@ class Muon(torch.optim.Optimizer):
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             A mapping from the parameter's index, or a function of index and parameter, gives a ``tp_dim`` to
-            each. An attribute ``partition_dim`` takes precedence; ``partition_sizes`` lists an uneven cut.
+            each. A parameter keeps its index when others leave. An attribute ``partition_dim`` takes
+            precedence; ``partition_sizes`` lists an uneven cut.
         window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
             one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
