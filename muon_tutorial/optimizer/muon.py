@@ -299,12 +299,13 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state that this class or another Muon saved.
 
-        Parameters are matched by name if both sides have names, otherwise by position. Momentum keeps its
+        Parameters are matched by name if names are on both sides, otherwise by position. Momentum keeps its
         dtype, unless the parameter's is wider. So nothing is rounded. (The stock method rounds fp32 momentum
         to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a saved momentum differs in size from this rank's. Nothing is changed.
+            UsageError: a saved momentum differs in size from this rank's, or only some of a group's names are
+                on both sides. Nothing is changed.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
