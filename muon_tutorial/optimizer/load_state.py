@@ -56,7 +56,8 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
     example because all have another prefix, parameters are matched by position.
 
     Raises:
-        UsageError: a group has other names than the saved group, but some names are on both sides.
+        UsageError: a group has other names than the saved group, but some names are on both sides; or it has
+            other ``parts`` or another ``transposed``.
     """
     if len(saved) != len(own):
         return saved  # the stock method raises
@@ -64,6 +65,13 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
     shared = {name for names in theirs for name in names} & {name for names in ours for name in names}
     ordered = []
     for number, (group, before, now) in enumerate(zip(saved, theirs, ours, strict=True)):
+        for key in ("parts", "transposed"):
+            mine = own[number].get(key)
+            if group.get(key, mine) != mine:
+                raise UsageError(
+                    f"group {number} was saved with {key}={group[key]!r} and has {mine!r} here: make the "
+                    "optimizer with the saved value; if it was wrong, correct it in param_groups after that"
+                )
         if before and now and len(before) == len(now) and before != now:
             if {*before} == {*now}:
                 params = dict(zip(before, group["params"], strict=True))

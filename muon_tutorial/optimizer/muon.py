@@ -304,8 +304,8 @@ class Muon(torch.optim.Optimizer):
         to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a saved momentum differs in size from this rank's, or only some of a group's names are
-                on both sides. Nothing is changed.
+            UsageError: a saved momentum differs in size from this rank's, only some of a group's names are on
+                both sides, or a group was saved with other ``parts`` or ``transposed``. Nothing is changed.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
