@@ -30,8 +30,9 @@ from ..worlds.live import LiveWorld, global_rank
 from ..worlds.local import LocalMesh
 from .config import DistributedConfig
 
-ReadParameters = Callable[[Sequence[Tensor]], list[MeshParameters]]
-"""Finds out which meshes parameters lie on, and how they are cut. All ranks of the meshes must call it."""
+ReadParameters = Callable[[Sequence[Tensor], Sequence[int]], list[MeshParameters]]
+"""Finds out which meshes parameters lie on, and how they are cut, from the parameters and the indices that
+``tp_dim`` gets for them. All ranks of the meshes must call it."""
 
 # For each axis of a plan, the names that a mesh dimension with the same meaning may have.
 ROLES = {
@@ -123,7 +124,7 @@ def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: in
     Raises:
         StrategyError: a placement is partial. Raised when the optimizer is made, not by this function.
     """
-    return _config(read_dtensor_meshes, {}, async_gpu_parallelism, prefetch_count)
+    return _config(lambda params, _: read_dtensor_meshes(params), {}, async_gpu_parallelism, prefetch_count)
 
 
 def _config(
@@ -160,7 +161,8 @@ class HelperFunctions:
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> Sequence[MeshParameters]:
         """Return the meshes that parameters lie on, and how each parameter is cut on its mesh."""
         if "on_meshes" not in state or not same_tensors(state["on_meshes"][0], params):
-            state["on_meshes"] = tuple(params), self._read(params)
+            indices = state.get("indices", range(len(params)))  # the optimizer's, if it makes this call
+            state["on_meshes"] = tuple(params), self._read(params, indices)
         return state["on_meshes"][1]
 
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:

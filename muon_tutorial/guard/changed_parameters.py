@@ -159,6 +159,26 @@ def follow_changes(
             entry["momentum_buffer"] = widened(entry["momentum_buffer"], param)
 
 
+def check_alternation(
+    groups: Sequence[Mapping[str, Any]], before: MadeFor, state: Mapping[Tensor, Any]
+) -> None:
+    """Raise ``UsageError`` if other lines alternate in a parameter whose momentum ranks keep in slices.
+
+    A slice would then hold other elements. Other changes of ``parts`` also change ``kept`` in the state, so
+    they are refused when the step is made.
+    """
+    known = {made.param: made.parts for made in before.each}
+    for name, param, group in all_named(groups):
+        entry, now = state.get(param, {}), group_parts(group)
+        was = known.get(param, now)
+        if was != now and "interleaved" in f"{was}{now}" and "kept" in entry and entry.get("steps"):
+            raise UsageError(
+                f"{name}: (parts, transposed) was changed from {was} to {now}, but ranks keep slices of its "
+                "momentum in the old order: set it back, or change it under a strategy without slices, such "
+                "as 'owner'"
+            )
+
+
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
     """Raise ``UsageError`` if a library has flattened a parameter. The message names the parameter."""
     for (name, param, _), made in zip(all_named(groups), before.each, strict=False):

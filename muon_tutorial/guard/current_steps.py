@@ -12,7 +12,7 @@ from ..plan.strategies import Plan
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
-from .changed_parameters import Changed, MadeFor, drop_replaced, follow_changes
+from .changed_parameters import Changed, MadeFor, check_alternation, drop_replaced, follow_changes
 from .check_hyperparameters import check_matrices
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class CurrentSteps:
             return self.made
         for number, group in enumerate(groups):
             check_matrices(group, number)
+        check_alternation(groups, self.made_for, state)
         if Changed.PARAMETERS in changed:
             drop_replaced(self.made_for, groups, state)
         elif Changed.KINDS in changed:

@@ -24,6 +24,7 @@ from ..guard.changed_parameters import check_momentum
 from ..guard.current_steps import Groups, MeshStep, State
 from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters
+from ..parameters.tensor_parallel import kept_indices
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Plan, one_by_one, owner
 from ..step.agreement import Ranks
@@ -41,6 +42,7 @@ class ConfigSteps:
     config: DistributedConfig
     _params: Sequence[Tensor] | None = None
     _answer: dict[int, int] | TutorialError = field(default_factory=dict)
+    _indices: dict[Tensor, int] = field(default_factory=dict)
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         """Make one step per mesh, or a single step that calls the user's functions.
@@ -62,6 +64,7 @@ class ConfigSteps:
         """Call ``assign_fn``. If the config has a helper, let it find the parameters' meshes first."""
         self.config = replace(self.config, state=dict(self.config.state))  # this optimizer's own copy
         if self.config.helper is not None:
+            self.config.state["indices"] = kept_indices(params, self._indices)
             self.config.helper.on_meshes(params, self.config.state)
         try:
             self._answer = checked_assignments(self.config, params)

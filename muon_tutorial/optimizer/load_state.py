@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..guard.changed_parameters import widened
+from .split_parameters import WRAPPERS
+
+Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +45,54 @@ def show_tensors(state: Mapping[Any, Any]) -> None:
 
 
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A pre-hook of ``load_state_dict()``: puts a saved group's parameters into this optimizer's order.
+    """A pre-hook of ``load_state_dict()``: puts saved parameters into this optimizer's order."""
+    return {**state_dict, "param_groups": in_order(state_dict["param_groups"], optimizer.param_groups)}
 
-    If both sides have the same names, parameters are matched by name. If names differ, for example by a
-    prefix, they are matched by position.
+
+def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
+    """Return the saved groups with their parameters in the order of this optimizer's own groups.
+
+    Parameters are matched by name, without the words that wrappers insert. If no name is on both sides, for
+    example because all have another prefix, parameters are matched by position.
 
     Raises:
-        UsageError: only some names are on both sides, and one of these is at another position here.
+        UsageError: a group has other names than the saved group, but some names are on both sides; or it has
+            other ``parts`` or another ``transposed``.
     """
-    groups = state_dict["param_groups"]
-    if len(groups) != len(optimizer.param_groups):
-        return state_dict  # the stock method raises
-    pairs = zip(groups, optimizer.param_groups, strict=True)
-    return {**state_dict, "param_groups": [_in_order(saved, own) for saved, own in pairs]}
+    if len(saved) != len(own):
+        return saved  # the stock method raises
+    theirs, ours = ([_names(group) for group in groups] for groups in (saved, own))
+    shared = {name for names in theirs for name in names} & {name for names in ours for name in names}
+    ordered = []
+    for number, (group, before, now) in enumerate(zip(saved, theirs, ours, strict=True)):
+        for key in ("parts", "transposed"):
+            mine = own[number].get(key)
+            if group.get(key, mine) != mine:
+                raise UsageError(
+                    f"group {number} was saved with {key}={group[key]!r} and has {mine!r} here: make the "
+                    "optimizer with the saved value; if it was wrong, correct it in param_groups after that"
+                )
+        if before and now and len(before) == len(now) and before != now:
+            if {*before} == {*now}:
+                params = dict(zip(before, group["params"], strict=True))
+                names = own[number]["param_names"]
+                group = {**group, "params": [params[name] for name in now], "param_names": list(names)}
+            elif shared & {*before, *now}:
+                gone, new = min({*before} - {*now}), min({*now} - {*before})
+                raise UsageError(
+                    f"group {number} was saved with {gone} and has {new} here, which would get the state of "
+                    "another parameter: load into an optimizer with the same parameters in each group; if "
+                    "a parameter was renamed, write its new name into the saved param_names"
+                )
+        ordered.append(group)
+    return ordered
 
 
-def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    theirs, ours = saved.get("param_names"), own.get("param_names")
-    if not theirs or not ours or list(theirs) == list(ours) or len(theirs) != len(ours):
-        return saved
-    places = {name: place for place, name in enumerate(theirs)}
-    if set(theirs) == set(ours):
-        return {**saved, "params": [saved["params"][places[it]] for it in ours], "param_names": list(ours)}
-    moved = [name for place, name in enumerate(ours) if places.get(name, place) != place]
-    if moved:
-        missing = next(name for name in theirs if name not in ours)
-        raise UsageError(
-            f"in the saved state, {moved[0]} is at another position, and {missing} is not in this optimizer: "
-            "load the state into an optimizer over the same parameters, or use load_checkpoint()"
-        )
-    return saved
+def _names(group: Group) -> list[str]:
+    """Return the names of a group's parameters, without wrappers' words unless two would become equal."""
+    names = list(group.get("param_names") or ())
+    bare = [".".join(word for word in name.split(".") if word not in (*WRAPPERS, "module")) for name in names]
+    return bare if len({*bare}) == len(bare) else names
 
 
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:

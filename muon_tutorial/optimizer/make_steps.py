@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,7 @@ from ..guard.check_hyperparameters import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices
-from ..parameters.tensor_parallel import TpDim
+from ..parameters.tensor_parallel import TpDim, kept_indices
 from ..plan.strategies import Builder, Plan, describe_plan, find_builder
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
@@ -72,10 +73,13 @@ def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
 
 def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim, window: int) -> MakeSteps:
     """Return a function that makes a strategy's step, or raises an error if ranks made different plans."""
+    known: dict[Tensor, int] = {}
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        indices = kept_indices([param for group in groups for param in group["params"]], known)
+
         def make() -> Plan:
-            plan = builder(describe_matrices(groups, world.at, tp_dim), world.grid)
+            plan = builder(describe_matrices(groups, world.at, tp_dim, indices), world.grid)
             if plan.expects == "local":
                 _check_no_ddp(plan.strategy, groups)
                 _check_own_memory(plan.strategy, groups)

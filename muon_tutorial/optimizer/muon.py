@@ -70,7 +70,8 @@ class Muon(torch.optim.Optimizer):
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             A mapping from the parameter's index, or a function of index and parameter, gives a ``tp_dim`` to
-            each. An attribute ``partition_dim`` takes precedence; ``partition_sizes`` lists an uneven cut.
+            each. A parameter keeps its index when others leave. An attribute ``partition_dim`` takes
+            precedence; ``partition_sizes`` lists an uneven cut.
         window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
             one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
@@ -298,12 +299,13 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a copy of a state that this class or another Muon saved.
 
-        Parameters are matched by name if both sides have names, otherwise by position. Momentum keeps its
+        Parameters are matched by name if names are on both sides, otherwise by position. Momentum keeps its
         dtype, unless the parameter's is wider. So nothing is rounded. (The stock method rounds fp32 momentum
         to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a saved momentum differs in size from this rank's. Nothing is changed.
+            UsageError: a saved momentum differs in size from this rank's, only some of a group's names are on
+                both sides, or a group was saved with other ``parts`` or ``transposed``. Nothing is changed.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups

@@ -25,7 +25,7 @@ from ..plan.strategies import Builder
 from ..step.parameter_state import same_tensors
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .load_state import follow_names, own_lr
+from .load_state import follow_names, in_order, own_lr
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
@@ -382,6 +382,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             theirs, ours = ([len(group["params"]) for group in some] for some in both)
             if theirs != ours:
                 raise UsageError(f"the saved {name} has groups of {theirs} parameters; here they have {ours}")
+        saved = [*states["muon"]["param_groups"], *states["adamw"]["param_groups"]]
+        in_order(saved, [*self.muon.param_groups, *self.adamw.param_groups])
         muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:

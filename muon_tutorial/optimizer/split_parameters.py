@@ -123,8 +123,9 @@ def split_parameters(
             separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
         parts: the layouts of weights that hold several matrices, by patterns as in ``exclude``; the first
-            match counts. ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix.
-            Gains and stacks that are named here go to Muon. A warning lists parameters that may be tables.
+            match counts. A tied weight may go by any of its names.
+            ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix. Gains and
+            stacks that are named here go to Muon. A warning lists parameters that may be tables.
         transposed: patterns of more weights that are stored as (in, out), for ``x @ w``; the parts of such a
             weight are columns.
         include_frozen: whether to treat frozen parameters like all others.
@@ -211,28 +212,28 @@ class _Sorter:
         yield from map(self._verdict, found.values())
 
     def _verdict(self, held: list[_Holding]) -> SplitVerdict:
-        first = held[0]
+        first = replace(held[0], said_transposed=any(it.said_transposed for it in held))
+        said = [self.said[pattern] for it in held for pattern in self.said if _matches(it, [pattern])]
         if not first.param.requires_grad and not self.include_frozen:
             return SplitVerdict(first.name, first.param, "left out", "frozen")
-        reasons = [reason for holding in held if (reason := self._why_not_hidden(holding))]
+        reasons = [reason for holding in held if (reason := self._why_not_hidden(holding, any(said)))]
         if reasons:
             return SplitVerdict(first.name, first.param, "AdamW", reasons[0])
-        held_parts, transposed = self._parts(first), _is_transposed(first)
+        held_parts, transposed = self._parts(first, said), _is_transposed(first)
         if held_parts is None:
-            said = first.said_transposed or _matches(first, [*self.said])
-            why = "hidden matrix" if said or any(map(_is_named_like_a_matrix, held)) else BARE
+            sure = said or first.said_transposed or any(map(_is_named_like_a_matrix, held))
+            why = "hidden matrix" if sure else BARE
             return SplitVerdict(first.name, first.param, "Muon", why, None, transposed)
         parts, word = held_parts.parts, parts_word(held_parts.parts)
         _check_parts(first, parts, transposed)
         why = f"{held_parts.what}: {word}" if word else held_parts.what
         return SplitVerdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
-    def _why_not_hidden(self, it: _Holding) -> str:
-        """Return why AdamW gets a parameter; empty if Muon gets it."""
+    def _why_not_hidden(self, it: _Holding, said: bool) -> str:
+        """Return why AdamW gets a parameter; empty if Muon gets it. ``said``: the caller gives it parts."""
         if _matches(it, self.exclude):
             return "excluded"
         why = self.asked.get(id(it.param)) or _why_by_name(it)
-        said = any(self.said[pattern] for pattern in self.said if _matches(it, [pattern]))
         return why or ("" if said else self._why_by_shape(it))
 
     def _why_by_shape(self, it: _Holding) -> str:
@@ -259,11 +260,10 @@ class _Sorter:
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
-    def _parts(self, it: _Holding) -> Fused | None:
-        """Return the layout of the matrices in a parameter; None if it is one matrix."""
-        for pattern, parts in self.said.items():
-            if _matches(it, [pattern]):
-                return None if parts is None else Fused("as said", parts)
+    def _parts(self, it: _Holding, said: Sequence[Parts]) -> Fused | None:
+        """Return the layout of the matrices in a parameter, the first that is ``said``; None if it is one."""
+        if said:
+            return None if said[0] is None else Fused("as said", said[0])
         if it.is_stack:
             return Fused(EXPERTS, "stack") if self.fused == "whole" else _stacked(it)
         weight = _fused_weight(it)

@@ -23,13 +23,15 @@ FLATTENED = (
 )
 
 
-def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
+def describe_matrices(
+    groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim, indices: Sequence[int] | None = None
+) -> list[Matrix]:
     """Return the matrices in the optimizer's parameters, in order of groups.
 
     A DTensor's placements say how tensor parallelism cuts it. For a plain parameter, the attribute
     ``partition_dim`` names the dimension, as in Megatron; if it is negative, the parameter is not cut. For an
     uneven cut, the attribute ``partition_sizes`` lists one length per position. For plain parameters without
-    ``partition_dim``, ``tp_dim`` applies.
+    ``partition_dim``, ``tp_dim`` applies, to the ``indices`` if they differ from the places in the list.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not
@@ -47,7 +49,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
             cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
             check_axes(name, param, cuts, at)
         else:
-            cuts, shape = plain_cuts(index, name, param, tp_dim, at)
+            cuts, shape = plain_cuts(indices[index] if indices else index, name, param, tp_dim, at)
         whole = Matrix(index, name, shape, cuts, number, param.dtype, gradient_dtype(param))
         parts, transposed = group_parts(groups[number])
         matrices += split_parts(whole, parts, len(matrices), transposed)

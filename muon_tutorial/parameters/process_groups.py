@@ -43,6 +43,7 @@ def read_process_groups(
     independent: Mapping[str, ProcessGroup],
     tp_dim: TpDim,
     params: Sequence[Tensor],
+    indices: Sequence[int],
 ) -> list[MeshParameters]:
     """Find out how parameters are cut on the grid of the ``crossing`` groups.
 
@@ -69,7 +70,7 @@ def read_process_groups(
     def read(index: int, param: Tensor) -> Matrix:
         if isinstance(param, DTensor):
             return _dtensor_matrix(crossing, independent, index, param)
-        dim = chosen_tp_dim(index, index_name(index), param, tp_dim) if "tp" in axes else None
+        dim = chosen_tp_dim(indices[index], index_name(index), param, tp_dim) if "tp" in axes else None
         rows_are_cut = cut_by_hand and "fsdp" in axes
         return _plain_matrix(index, param, dim, rows_are_cut, [row[index] for row in shapes], world.grid)
 

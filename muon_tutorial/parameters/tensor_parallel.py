@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -51,7 +51,9 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
         return None
     if dim is None:
         if isinstance(tp_dim, Mapping) and index not in tp_dim:
-            raise StrategyError(f"tp_dim has no entry for parameter {index}: give None if tp does not cut it")
+            raise StrategyError(
+                f"tp_dim has no entry for parameter {index} ({name}): give None if tp does not cut it"
+            )
         chosen = tp_dim[index] if isinstance(tp_dim, Mapping) else tp_dim
         dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and not 0 <= dim < param.ndim:
@@ -60,6 +62,22 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
             "has no partition_dim) to one of these dimensions, or to None"
         )
     return dim
+
+
+def kept_indices(params: Sequence[Tensor], known: dict[Tensor, int]) -> list[int]:
+    """Return the index of each of an optimizer's parameters for ``tp_dim``, and record it in ``known``.
+
+    A parameter keeps its first index when others leave its group. A new parameter's index is its place in the
+    list, or the next free index if known parameters are at other places now.
+    """
+    moved = any(known.get(param, place) != place for place, param in enumerate(params))
+    for gone in () if moved else known.keys() - {*params}:
+        if known[gone] < len(params):  # another parameter has replaced it
+            del known[gone]
+    for place, param in enumerate(params):
+        if param not in known:
+            known[param] = 1 + max(known.values()) if moved else place
+    return [known[param] for param in params]
 
 
 def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:

@@ -136,13 +136,21 @@ class MomentumShard:
 
         A ``flat`` momentum could be mistaken for the momentum of another rank or another step, because their
         sizes are equal. So the state also records which elements the momentum contains, and how many steps
-        were done.
+        were done. For a plain parameter that is cut, it records the number of this rank's ``piece``.
 
         Raises:
             UsageError: a loaded momentum does not fit this rank's part or the whole parameter.
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
+        matrix = self.shards[0].entry.matrix
+        if matrix.cuts and not self.flat and not isinstance(self.parameter.param, DTensor):
+            piece = at.position(*matrix.axes)
+            if state.setdefault("piece", piece) != piece:  # states of older versions have none
+                raise UsageError(
+                    f"{matrix.name}: this is the momentum of piece {state['piece']} of the parameter; {at} "
+                    f"has piece {piece}: load each rank's own state, or use load_checkpoint()"
+                )
         where: Any = {"dtype": gradient_dtype(self.parameter.param), "device": self.parameter.param.device}
         mine = torch.zeros(self.shape, **where) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)

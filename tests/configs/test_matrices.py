@@ -327,6 +327,9 @@ def differing(at: dict[str, int], config: DistributedConfig) -> list[int]:
     params = [nn.Parameter(case.part(one.detach(), at)) for case, one in pairs]
     muon = Muon(params, **OPTIONS, distributed_config=config)
     for step in range(1, STEPS + 1):
+        if step == STEPS:  # the first parameter leaves, and the others keep their tp_dim
+            for optimizer in (stock, muon):
+                del optimizer.param_groups[0]["params"][0]
         for index, (param, (case, one)) in enumerate(zip(params, pairs, strict=True)):
             one.grad = gradient_by_hand(index, step)
             param.grad = case.part(one.grad, at)

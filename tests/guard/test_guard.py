@@ -220,26 +220,45 @@ def test_a_first_step_without_gradients_warns_and_changes_nothing(loaded: bool) 
         muon.step()
 
 
-def test_a_state_is_loaded_by_names_where_both_sides_have_them() -> None:
+@pytest.mark.parametrize("names", [["k", "q"], ["k", "module._orig_mod.q"]], ids=str)
+def test_a_state_is_loaded_by_names_where_both_sides_have_them(names: list[str]) -> None:
     q, k = square(), square()
     assert k.grad is not None
     k.grad[0, 0] = 7.0
     saver = Muon([("q", q), ("k", k)])
     saver.step()
-    loader = Muon([("k", nn.Parameter(torch.eye(4))), ("q", nn.Parameter(torch.eye(4)))])
+    loader = Muon([(name, nn.Parameter(torch.eye(4))) for name in names])
     loader.load_state_dict(saver.state_dict())
     first, second = loader.param_groups[0]["params"]
     assert torch.equal(loader.state[first]["momentum_buffer"], saver.state[k]["momentum_buffer"])
     assert torch.equal(loader.state[second]["momentum_buffer"], saver.state[q]["momentum_buffer"])
-    assert loader.param_groups[0]["param_names"] == ["k", "q"]
+    assert loader.param_groups[0]["param_names"] == names
 
 
 def test_names_that_are_partly_others_are_refused_and_a_prefix_is_not() -> None:
     saver = Muon([("q", square()), ("k", square())])
     saver.step()
-    with pytest.raises(UsageError, match="k is at another position, and q is not in this optimizer"):
-        Muon([("k", square()), ("v", square())]).load_state_dict(saver.state_dict())
-    Muon([("module.q", square()), ("module.k", square())]).load_state_dict(saver.state_dict())
+    for names in (("k", "v"), ("v", "k")):
+        with pytest.raises(UsageError, match="group 0 was saved with q and has v here"):
+            Muon([(name, square()) for name in names]).load_state_dict(saver.state_dict())
+    for first, second in (("other.v", "other.w"), ("module.q", "module.k"), ("_orig_mod.q", "k")):
+        Muon([(first, square()), (second, square())]).load_state_dict(saver.state_dict())
+
+
+def test_momentum_of_a_matrix_that_went_to_adamw_is_given_to_no_other() -> None:
+    """With two matrices, neither optimizer's group has a name in common with the saved group."""
+
+    def pair(exclude: str) -> MuonWithAdamW:
+        model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "qk"})
+        for param in model.parameters():
+            param.grad = torch.ones(4, 4)
+        return MuonWithAdamW.from_model(model, lr=0.1, exclude=[exclude])
+
+    saver, loader = pair("q.weight"), pair("k.weight")
+    saver.step()
+    with pytest.raises(UsageError, match=r"saved with k\.weight and has q\.weight here"):
+        loader.load_state_dict(saver.state_dict())
+    assert not loader.state
 
 
 def test_a_state_that_says_less_of_its_groups_loads_and_steps() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import _muon as stock_module
 
+from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.errors import NotAMatrixError, StrategyError, UsageError
 from muon_tutorial.newton_schulz import YOU_JIACHENG
 from muon_tutorial.optimizer.muon import Muon
@@ -220,6 +221,25 @@ def test_a_state_without_word_of_parts_keeps_the_groups_own() -> None:
     ours.load_state_dict(stock.state_dict())
     assert (ours.param_groups[0]["parts"], ours.param_groups[0]["transposed"]) == ((4, 8), True)
     run(others, ours, range(2, 3))
+
+
+@pytest.mark.parametrize("saved", [{"parts": (2, 2)}, {"transposed": True}])
+def test_a_load_changes_neither_parts_nor_transposed(saved: dict[str, Any], tmp_path) -> None:
+    """After a load, a program may still set them, which is how it corrects wrong ones."""
+    model, again = (nn.Linear(12, 4, bias=False) for _ in range(2))
+    old, new = Muon(model.parameters(), **saved), Muon(again.parameters())
+    run(list(model.parameters()), old, range(1))
+    save_checkpoint(tmp_path / "saved", model, old)
+    said = r"group 0 was saved with (parts=\(2, 2\)|transposed=True) and has (None|False) here"
+    with pytest.raises(UsageError, match=said):
+        new.load_state_dict(old.state_dict())
+    with pytest.raises(UsageError, match=said):
+        load_checkpoint(tmp_path / "saved", again, new)
+    assert not new.state
+    right = Muon(again.parameters(), **saved)
+    load_checkpoint(tmp_path / "saved", again, right)
+    right.param_groups[0].update(parts=None, transposed=False)
+    run(list(again.parameters()), right, range(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,24 @@ def test_slices_of_momentum_cannot_follow_other_parts() -> None:
         on_ranks("zero1", set_parts, 2)
 
 
+def test_slices_of_momentum_cannot_follow_lines_that_alternate_otherwise() -> None:
+    """The slices have the same lengths in matrices of the same shapes."""
+    ranks = seated(Grid.of(dp=2), "zero1", CASE)
+    for length, grads in zip((1, 1, 2), whole_gradients(CASE), strict=False):
+        for muon in ranks.muons:
+            muon.param_groups[0]["parts"] = ("interleaved", length, length)
+        ranks.give(grads)
+        before = ranks.held()
+        if length == 2:
+            with pytest.raises(
+                UsageError, match=r"changed from \(\('interleaved', 1, 1\), False\) to .* set it back"
+            ):
+                ranks.step()
+            assert_alike(ranks.params, before)
+        else:
+            ranks.step()
+
+
 @pytest.mark.parametrize("edit", [EDITS["clear the state"], set_one_momentum])
 def test_one_rank_alone_is_refused(edit: Edit) -> None:
     ranks = seated(Grid.of(dp=2), "replicated", CASE)

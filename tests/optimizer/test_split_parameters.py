@@ -94,6 +94,17 @@ def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     assert [name for name in rest if name.startswith(("wte", "lm_head"))] == [f"{first}.weight"]
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_tied_weight_may_be_named_by_any_of_its_names(name: str, stacked: bool) -> None:
+    model = nn.ModuleDict({key: bare(weight=(2, 6, 6) if stacked else (6, 6)) for key in ("first", "second")})
+    model["second"].weight = model["first"].weight
+    parts = ("stack", 2, 4) if stacked else (2, 4)
+    (group,) = split_parameters(model, parts={f"{name}.*": parts}, transposed=[f"{name}.*"]).hidden
+    assert [key for key, _ in group["params"]] == ["first.weight"]
+    assert (group["parts"], group["transposed"]) == (parts, True)
+
+
 def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     model = GPT()
     model.blocks[0].requires_grad_(False)

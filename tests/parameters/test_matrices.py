@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from muon_tutorial import Coordinate, Grid, Muon, Shard, build_mesh, launch
+from muon_tutorial import Coordinate, Grid, LocalWorld, Muon, Shard, build_mesh, launch
 from muon_tutorial.errors import GradientError, StrategyError, UsageError
 from muon_tutorial.parameters.describe_matrices import describe_matrices
 from muon_tutorial.parameters.tensor_parallel import TpDim
@@ -70,6 +70,26 @@ def test_a_mapping_and_a_function_go_by_the_parameters_place_in_all_groups() -> 
         found = describe_matrices(groups, Grid.of(tp=2).at(0), tp_dim)
         assert [matrix.shape for matrix in found] == [(4, 2), (2, 2), (2, 4)]
         assert [(matrix.index, matrix.group) for matrix in found] == [(0, 0), (1, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("tp_dim", [{0: 0, 1: 1, 2: 0}, lambda index, param: (0, 1, 0)[index]])
+def test_a_parameter_keeps_its_tp_dim_when_others_leave_or_come_back(tp_dim: Any) -> None:
+    """A new one replaces the one at its place; after a change of places, it needs an entry of its own."""
+    first, second, third, new = (weight(4, 4) for _ in range(4))
+    mesh = LocalWorld(Grid.of(tp=2)).mesh(0)
+    muon = Muon([first, second, third], strategy="owner", mesh=mesh, tp_dim=tp_dim)
+
+    def dims(*params: nn.Parameter) -> list[int]:
+        muon.param_groups[0]["params"] = [*params]
+        matrices = {entry.matrix for bucket in muon.plans[0].buckets for entry in bucket.entries}
+        return [matrix.cuts[0][1].dim for matrix in sorted(matrices, key=lambda matrix: matrix.index)]
+
+    assert dims(first, second, third) == [0, 1, 0]
+    assert dims(second, third) == [1, 0]
+    assert dims(third, second, first) == [0, 1, 0]
+    assert dims(first, new, third) == [0, 1, 0]
+    with pytest.raises((StrategyError, IndexError)):
+        dims(new, third, weight(4, 4))
 
 
 @pytest.mark.parametrize("kind", [tuple, list])

@@ -212,7 +212,8 @@ def test_every_rank_has_an_entry_for_every_parameter_from_the_start(strategy: st
     ranks = seated(grid, strategy)
     for params, muon in pairs(ranks):
         assert set(muon.state) == set(params)
-        keys = {"momentum_buffer", "kept", "steps"} if strategy in SLICED else {"momentum_buffer"}
+        extra = ("kept", "steps") if strategy in SLICED else ("piece",) if grid.size("tp") > 1 else ()
+        keys = {"momentum_buffer", *extra}
         assert all(set(state) == keys for state in muon.state.values())
         assert all(not momentum(muon, param).any() for param in params)
     kept = [[momentum(muon, param).numel() for param in params] for params, muon in pairs(ranks)]
@@ -268,6 +269,22 @@ def test_a_momentum_of_a_wrong_shape_is_refused_by_name(strategy: str) -> None:
     state["state"][3]["momentum_buffer"] = torch.zeros(2, 3)
     with pytest.raises(UsageError, match=r"parameter 3: a momentum of shape \(2, 3\).* rank 1 .*\(9, 1\)"):
         muon.load_state_dict(state)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - set(SLICED)))
+def test_another_piece_of_a_parameter_is_refused_but_a_copy_is_not(strategy: str) -> None:
+    """Ranks 1 and 3 hold copies of one piece. States of older versions do not say which piece it is."""
+    case = Case(((8, 8),), (Shard(0),), steps=1)
+    ranks = seated(DP2_TP2, strategy, case)
+    ranks.steps(whole_gradients(case))
+    state = saved(ranks.muons[0])
+    with pytest.raises(
+        UsageError, match=r"parameter 0: this is the momentum of piece 0 .* rank 1 .* has piece 1"
+    ):
+        ranks.muons[1].load_state_dict(state)
+    ranks.muons[1].load_state_dict(saved(ranks.muons[3]))
+    del state["state"][0]["piece"]
+    ranks.muons[1].load_state_dict(state)
 
 
 @pytest.mark.parametrize("giver", [0, 2, 3])
