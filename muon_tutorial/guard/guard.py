@@ -147,8 +147,9 @@ class Guard:
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].step.ready(beside, None, fingerprint)
         else:
+            largest = max(steps, key=lambda mesh: mesh.step.ranks.size)
             for mesh in steps:  # all meshes agree before any of them changes
-                yield from mesh.step.agree(fingerprint)
+                yield from mesh.step.agree(fingerprint, beside if mesh is largest else ())
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
             still = () if self.is_compared else self.unstepped  # no step changes ``unstepped``

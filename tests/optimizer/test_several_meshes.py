@@ -1,0 +1,86 @@
+"""Parameters on several meshes: FSDP2 over tensor parallelism, or AdamW's on another mesh than Muon's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from muon_tutorial import MuonWithAdamW, launch
+
+from ..configs import functions
+from ..configs.setups import error_of
+
+
+class Net(nn.Module):
+    """Tensor parallelism cuts ``up`` and ``down``, but not ``beside``, which lies on the dp mesh alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.emb, self.norm, self.head = nn.Embedding(8, 6), nn.LayerNorm(6), nn.Linear(6, 8, bias=False)
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+        self.beside = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.emb(x)
+        h = h + self.down(torch.relu(self.up(h)))
+        return self.head(self.norm(h + self.beside(h)))
+
+
+def fsdp2_over_tp(seed: int = 0) -> Net:
+    mesh, model = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), Net(seed)
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def adamws_gradient(rank: int, model: Net, spoilt: str, **muon: Any) -> tuple[str, str]:
+    """A rank's error if one gradient of AdamW's is NaN or missing on rank 0."""
+    both = MuonWithAdamW.from_model(model, lr=0.1, muon=muon)
+    model(torch.arange(8)).sum().backward()
+    if rank == 0 and spoilt == "missing":
+        model.emb.weight.grad = None
+    elif rank == 0:
+        model.norm.bias.grad = model.norm.bias * float("nan")
+    return error_of(both.step)
+
+
+SPOILT = {
+    "NaN": ("NotFiniteError", "of the rest holds NaN or infinity on 1 of 4 ranks (rank 0)"),
+    "missing": (
+        "GradientError",
+        "parameter 0 of the rest is missing on 1 of 4 ranks (rank 0)",
+    ),
+}
+
+
+def everything(rank: int) -> dict[str, Any]:
+    """All cases in one launch; after each, the ranks can go on together."""
+    found: dict[str, Any] = {}
+    for spoilt in SPOILT:
+        found[f"meshes {spoilt}"] = adamws_gradient(rank, fsdp2_over_tp(), spoilt)
+        own = functions.config(False)
+        found[f"functions {spoilt}"] = adamws_gradient(rank, Net(), spoilt, distributed_config=own)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return launch(everything, 4, timeout=60)
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("steps", ["meshes", "functions"])
+def test_all_ranks_refuse_a_gradient_of_adamws_that_one_rank_lacks_or_spoilt(
+    results: list[dict[str, Any]], steps: str, spoilt: str
+) -> None:
+    kind, said = SPOILT[spoilt]
+    for of_rank in results:
+        assert of_rank[f"{steps} {spoilt}"][0] == kind
+        assert said in of_rank[f"{steps} {spoilt}"][1]
