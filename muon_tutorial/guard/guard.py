@@ -31,12 +31,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
+from ..step.clipping import sharded_dims
 from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
@@ -51,6 +53,13 @@ if TYPE_CHECKING:
     from ..worlds.local import LocalMesh
 
 Named = Sequence[tuple[str, Tensor]]
+
+CLIP_BY_HAND = (
+    "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
+    "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
+    "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
+    "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
+)
 
 
 class State(Enum):
@@ -205,6 +214,8 @@ class Guard:
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
+        if max_norm is not None and any(_is_cut_beyond(self.steps.made[0].world, param) for param in beside):
+            error = error or UsageError(CLIP_BY_HAND)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
@@ -494,13 +505,19 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
         UsageError: there is no step over a plan, or there are several meshes.
     """
     if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
-        raise UsageError(
-            "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
-            "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
-            "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
-            "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
-        )
+        raise UsageError(CLIP_BY_HAND)
     return steps[0].step
+
+
+def _is_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, param: Tensor) -> bool:
+    """Whether ranks outside the world hold pieces of a parameter, which a norm over the world would miss."""
+    if not isinstance(param, DTensor) or not isinstance(world, LiveWorld):
+        return False
+    mesh, cuts, place = param.device_mesh, sharded_dims(param), param.device_mesh.get_coordinate()
+    if place is None:
+        return True
+    pieces = mesh.mesh[tuple(slice(None) if dim in cuts else at for dim, at in enumerate(place))]
+    return not {*pieces.flatten().tolist()} <= {*world.mesh.mesh.flatten().tolist()}
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:

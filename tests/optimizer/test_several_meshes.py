@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -33,8 +33,12 @@ class Net(nn.Module):
         return self.head(self.norm(h + self.beside(h)))
 
 
+def dp_tp() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
 def fsdp2_over_tp(seed: int = 0) -> Net:
-    mesh, model = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")), Net(seed)
+    mesh, model = dp_tp(), Net(seed)
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
     return model
@@ -49,6 +53,21 @@ def adamws_gradient(rank: int, model: Net, spoilt: str, **muon: Any) -> tuple[st
     elif rank == 0:
         model.norm.bias.grad = model.norm.bias * float("nan")
     return error_of(both.step)
+
+
+def clipped(model: Net, mesh: DeviceMesh) -> tuple[str, str]:
+    """A rank's error if it clips gradients where FSDP2 has cut Muon's matrices over dp, and AdamW's head over
+    all ranks."""
+    fully_shard(model.head, mesh=mesh["dp", "tp"]._flatten("all"))
+    fully_shard(model, mesh=mesh["dp"])
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    model(torch.arange(8)).sum().backward()
+    before = [param.detach().clone() for param in model.parameters()]
+    found = error_of(lambda: both.ready_gradients(1.0))
+    assert all(map(torch.equal, before, model.parameters()))
+    both.ready_gradients()
+    both.step()
+    return found
 
 
 SPOILT = {
@@ -67,6 +86,7 @@ def everything(rank: int) -> dict[str, Any]:
         found[f"meshes {spoilt}"] = adamws_gradient(rank, fsdp2_over_tp(), spoilt)
         own = functions.config(False)
         found[f"functions {spoilt}"] = adamws_gradient(rank, Net(), spoilt, distributed_config=own)
+    found["clipped"] = clipped(Net(), dp_tp())
     return found
 
 
@@ -84,3 +104,12 @@ def test_all_ranks_refuse_a_gradient_of_adamws_that_one_rank_lacks_or_spoilt(
     for of_rank in results:
         assert of_rank[f"{steps} {spoilt}"][0] == kind
         assert said in of_rank[f"{steps} {spoilt}"][1]
+
+
+def test_clipping_is_refused_where_a_norm_over_muons_ranks_would_miss_pieces(
+    results: list[dict[str, Any]],
+) -> None:
+    for of_rank in results:
+        kind, said = of_rank["clipped"]
+        assert kind == "UsageError"
+        assert "ready_gradients() cannot clip gradients on several meshes" in said
