@@ -229,7 +229,7 @@ def _meshes(
         for number, group in enumerate(it.param_groups)
     ]
     for some, named in ((unstepped, True), (rest, False)):
-        left = [(name, param) for name, param in some if id(param) not in stepped and _is_dense(param)]
+        left = [(name, param) for name, param in some if id(param) not in stepped and is_dense(param)]
         groups.append((left, {}, named))
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
@@ -242,7 +242,7 @@ def _meshes(
             yield mesh.world, [*known, *(states if with_state else ())]
 
 
-def _is_dense(param: Tensor) -> bool:
+def is_dense(param: Tensor) -> bool:
     """Whether a tensor's bits can be read, which quantized tensors may not allow."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 

@@ -37,14 +37,26 @@ from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED
-from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
+from ..step.agreement import (
+    NOTHING_TO_COMPARE,
+    Fingerprint,
+    agree_on_overflow,
+    checksum,
+    compare_fingerprints,
+)
 from ..step.clipping import sharded_dims
-from ..step.parameter_state import same_tensors
+from ..step.parameter_state import local_part, same_tensors
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, NoMesh
+from ..worlds.live import LiveWorld, NoMesh, gather_objects
 from .changed_parameters import Changed, SeenGradients, check_flattened
 from .check_hyperparameters import check_gram_recipes, check_numbers
-from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
+from .compare_replicas import (
+    broadcast_parameters,
+    compare_gradients,
+    compare_in_process,
+    compare_replicas,
+    is_dense,
+)
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
 from .gradient_hooks import GradientHooks
@@ -168,6 +180,8 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
+            if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
+                _warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
@@ -540,5 +554,31 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",
+            stacklevel=4,
+        )
+
+
+def _warn_of_others_gradients(params: Sequence[Tensor], world: LiveWorld) -> None:
+    """Warn if an optimizer beside this Muon has gradients that nothing has averaged over dp.
+
+    Nothing in a parameter names its optimizers, so this searches all live objects once. DTensors that dp may
+    cut are left out. All ranks must call it.
+    """
+    things, dp = gc.get_objects(), world.mesh.mesh.flatten()[list(world.at.group("dp"))]
+    guards = [it for it in things if issubclass(type(it), Guard)]
+    own = [*params, *(param for it in guards for param in (*it.used.params, *it.companions_params()))]
+    optimizers = [it for it in things if issubclass(type(it), torch.optim.Optimizer)]
+    groups = [group for it in optimizers for group in getattr(it, "param_groups", ())]
+    total = 0
+    for param in without(own, (param for group in groups for param in group["params"])):
+        cut = isinstance(param, DTensor) and torch.isin(dp, param.device_mesh.mesh).sum() > 1
+        if type(grad := param.grad) in (Tensor, DTensor) and grad is not None and is_dense(grad) and not cut:
+            total += int(checksum(local_part(grad)))
+    if len({*gather_objects(total, world.group(("dp",)))}) > 1:
+        warnings.warn(
+            "another optimizer's gradients are not the same on all ranks along dp, and this Muon averages "
+            "only its own: step both by MuonWithAdamW(muon, adamw), or pass the other parameters to "
+            "ready_gradients(rest=…) before each step, unless you average them later, or each rank has its "
+            "own parameters",
             stacklevel=4,
         )
