@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -70,6 +71,20 @@ def clipped(model: Net, mesh: DeviceMesh) -> tuple[str, str]:
     return found
 
 
+def compared(rank: int, differs: str) -> list[str]:
+    """The warnings of a first step if tensor-parallel ranks began with another value of one parameter."""
+    model = fsdp2_over_tp()
+    if differs:
+        with torch.no_grad():
+            model.get_parameter(differs).add_(rank % 2)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    model(torch.arange(8)).sum().backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both.step()
+    return [str(it.message) for it in caught if "not the same" in str(it.message)]
+
+
 SPOILT = {
     "NaN": ("NotFiniteError", "of the rest holds NaN or infinity on 1 of 4 ranks (rank 0)"),
     "missing": (
@@ -86,6 +101,7 @@ def everything(rank: int) -> dict[str, Any]:
         found[f"meshes {spoilt}"] = adamws_gradient(rank, fsdp2_over_tp(), spoilt)
         own = functions.config(False)
         found[f"functions {spoilt}"] = adamws_gradient(rank, Net(), spoilt, distributed_config=own)
+    found |= {f"differs {name}": compared(rank, name) for name in ("", "emb.weight", "beside.weight")}
     found["clipped"] = clipped(Net(), dp_tp())
     return found
 
@@ -113,3 +129,14 @@ def test_clipping_is_refused_where_a_norm_over_muons_ranks_would_miss_pieces(
         kind, said = of_rank["clipped"]
         assert kind == "UsageError"
         assert "ready_gradients() cannot clip gradients on several meshes" in said
+
+
+@pytest.mark.parametrize("name", ["", "emb.weight", "beside.weight"])
+def test_a_warning_names_what_differs_along_an_axis_that_its_mesh_lacks(
+    results: list[dict[str, Any]], name: str
+) -> None:
+    """``emb`` is AdamW's, and ``beside`` Muon's; both lie on the dp mesh, and tp ranks should hold copies."""
+    for of_rank in results:
+        said = "; ".join(of_rank[f"differs {name}"])
+        assert said.startswith(name and f"{name} is not the same on all ranks (ranks 0 and 1 differ)")
+        assert bool(said) == bool(name) == ("a DTensor whose mesh has no tp" in said)
