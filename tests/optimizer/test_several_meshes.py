@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from muon_tutorial import MuonWithAdamW, launch
@@ -85,6 +88,21 @@ def compared(rank: int, differs: str) -> list[str]:
     return [str(it.message) for it in caught if "not the same" in str(it.message)]
 
 
+def unreduced(rank: int) -> tuple[str, str, list[str]]:
+    """A rank's error if it clips gradients under zero1 over tensor parallelism, and the types of copies."""
+    model, mesh = Net(), dp_tp()
+    parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh)
+    for _ in range(2):  # two micro-batches
+        model(torch.arange(8)).sum().backward()
+    grad = model.up.weight.grad
+    assert isinstance(grad, DTensor)
+    copies = [copy.deepcopy(grad), pickle.loads(pickle.dumps(grad)), grad.full_tensor(), grad.to_local()]
+    found = error_of(lambda: torch.nn.utils.clip_grad_norm_([model.up.weight], 1.0))
+    both.step()
+    return *found, [type(it).__name__ for it in copies]
+
+
 SPOILT = {
     "NaN": ("NotFiniteError", "of the rest holds NaN or infinity on 1 of 4 ranks (rank 0)"),
     "missing": (
@@ -102,6 +120,7 @@ def everything(rank: int) -> dict[str, Any]:
         own = functions.config(False)
         found[f"functions {spoilt}"] = adamws_gradient(rank, Net(), spoilt, distributed_config=own)
     found |= {f"differs {name}": compared(rank, name) for name in ("", "emb.weight", "beside.weight")}
+    found["unreduced"] = unreduced(rank)
     found["clipped"] = clipped(Net(), dp_tp())
     return found
 
@@ -140,3 +159,12 @@ def test_a_warning_names_what_differs_along_an_axis_that_its_mesh_lacks(
         said = "; ".join(of_rank[f"differs {name}"])
         assert said.startswith(name and f"{name} is not the same on all ranks (ranks 0 and 1 differ)")
         assert bool(said) == bool(name) == ("a DTensor whose mesh has no tp" in said)
+
+
+def test_dtensor_gradients_that_are_not_averaged_refuse_clipping_and_copies_are_ordinary(
+    results: list[dict[str, Any]],
+) -> None:
+    for of_rank in results:
+        kind, said, copies = of_rank["unreduced"]
+        assert (kind, "call optimizer.ready_gradients(max_norm)" in said) == ("GradientError", True)
+        assert copies == ["DTensor", "DTensor", "Tensor", "Tensor"]
