@@ -75,8 +75,8 @@ class CallbackStep:
     def forget(self) -> None:
         self.present = None
 
-    def agree(self, fingerprint: Fingerprint) -> Walk:
-        """Find out which gradients exist, before anything changes.
+    def agree(self, fingerprint: Fingerprint, rest: Sequence[Tensor] = ()) -> Walk:
+        """Find out which gradients exist, before anything changes. Gradients of ``rest`` are checked, too.
 
         All ranks of ``state["agree_group"]`` must run it, and all raise the same error.
 
@@ -84,10 +84,12 @@ class CallbackStep:
             GradientError: a gradient is missing on only some ranks, or is not finite.
             MismatchError: the ranks' fingerprints differ.
         """
-        tensors = [] if fingerprint.error else [parameter.grad for parameter in self.parameters]
-        own = OwnGradients(tensors, self.names, MISSING)
+        others = [None if param.grad is None else local_part(param.grad) for param in rest]
+        grads = [*(parameter.grad for parameter in self.parameters), *others]
+        names = [*self.names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
+        own = OwnGradients([] if fingerprint.error else grads, names, MISSING)
         found = yield from agree_on_gradients(own, self.ranks, fingerprint)
-        self.present = [index for index, there in enumerate(found) if there]
+        self.present = [index for index, there in enumerate(found[: len(self.parameters)]) if there]
 
     def trust(self) -> None:
         self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]

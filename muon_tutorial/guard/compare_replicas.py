@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label, Walk
@@ -39,6 +40,11 @@ OWN = (
     "create_processgroup_config(ep_pg=...) as its distributed_config"
 )
 
+PLAIN = (
+    "this parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the root, "
+    "or average the gradient yourself"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
@@ -46,8 +52,8 @@ class Replica:
 
     ``named`` is whether the user gave the name. A name that the user did not give is a position in a list,
     which may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because
-    each rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is
-    True for parameters that Muon does not step: a difference then causes a warning and not an error.
+    each rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. If there is a
+    ``warning``, a difference causes a warning that ends with it, and no error.
     """
 
     name: str
@@ -55,7 +61,7 @@ class Replica:
     axes: Axes
     named: bool = True
     assumed: Axes = frozenset()
-    only_warns: bool = False
+    warning: str = ""
 
     @property
     def hash(self) -> Tensor:
@@ -81,10 +87,12 @@ def compare_replicas(
 ) -> bool:
     """Compare parameters and state on every mesh of real processes, with a few small sums per axis.
 
-    The companions' DTensors are compared if they lie on the mesh of one of ``steps``. The companions' plain
-    parameters must be the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain
-    parameters among DTensors may differ, because each rank may have its own parameters. FSDP2 does not
-    average the gradients of plain parameters, so a warning names a parameter that differs.
+    The companions' DTensors are compared if their mesh's dimensions are axes of the mesh of one of ``steps``.
+    Along axes that a DTensor's mesh lacks, Muon's or a companion's, each rank may have its own, so a warning
+    names one that differs. The companions' plain parameters must be the same along ``dp``, and along ``tp``
+    if their ``partition_dim`` is negative. Plain parameters among DTensors may differ, because each rank may
+    have its own parameters. FSDP2 does not average the gradients of plain parameters, so a warning names a
+    parameter that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
     whose gradients are averaged together with Muon's gradients. All ranks must call this. Returns the result
@@ -97,13 +105,12 @@ def compare_replicas(
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         renamed = _refuse_other_names(world, replicas)
         differing = _differing(world, replicas)
-        wrong = [it for it in differing if not it.only_warns]
-        unlike = [it for it in differing if it.only_warns and it not in renamed]
+        wrong = [it for it in differing if not it.warning]
+        unlike = [it for it in differing if it.warning and it not in renamed]
         if unlike and not wrong:
             warnings.warn(
-                f"{unlike[0].name} is not the same on all ranks ({_who_differs(world, unlike[0])}): this "
-                "parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the "
-                "root, or average the gradient yourself, unless each rank has its own parameter",
+                f"{unlike[0].name} is not the same on all ranks ({_who_differs(world, unlike[0])}): "
+                f"{unlike[0].warning}, unless each rank has its own parameter",
                 stacklevel=2,
             )
         if wrong:
@@ -229,20 +236,23 @@ def _meshes(
         for number, group in enumerate(it.param_groups)
     ]
     for some, named in ((unstepped, True), (rest, False)):
-        left = [(name, param) for name, param in some if id(param) not in stepped and _is_dense(param)]
+        left = [(name, param) for name, param in some if id(param) not in stepped and is_dense(param)]
         groups.append((left, {}, named))
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             assumed = mesh.assumed - {"tp"}
             plain = mesh is steps[0] and not (assumed and mesh.own_along)
-            beside = _beside(groups, mesh.world, plain, assumed)
+            others = [it for step in plans if step is not mesh.step for it in step.momentum_shards.values()]
+            pairs = [(it.shards[0].entry.matrix.name, it.parameter.param) for it in others]
+            elsewhere = [(name, param) for name, param in pairs if isinstance(param, DTensor)]
+            beside = _beside([*groups, (elsewhere, {}, False)], mesh.world, plain, assumed)
             held = [*_planned(mesh.step, mesh.assumed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
             yield mesh.world, [*known, *(states if with_state else ())]
 
 
-def _is_dense(param: Tensor) -> bool:
+def is_dense(param: Tensor) -> bool:
     """Whether a tensor's bits can be read, which quantized tensors may not allow."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
@@ -281,26 +291,45 @@ def _beside(
     """
     for params, states, named in groups:
         for name, param in params:
-            if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
-                cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
-                axes = frozenset(world.grid.axes) - cut
+            if isinstance(param, DTensor) and (names := _axes_along(param.device_mesh, world)):
+                cut = {axis for axis, _ in dtensor_cuts(name, param, names)}
+                axes = frozenset(names) - cut
+                lacks = (axis for axis in world.grid.axes if axis not in names)
+                missing = frozenset(axis for axis in lacks if world.grid.size(axis) > 1)
             elif plain and assumed and not isinstance(param, DTensor):
                 grad = torch.zeros_like(param) if param.grad is None else param.grad
                 kinds = ((name, param.detach()), (f"the gradient of {name}", grad))
-                value, its = (Replica(said, (it,), assumed, named, assumed, True) for said, it in kinds)
+                value, its = (Replica(said, (it,), assumed, named, assumed, PLAIN) for said, it in kinds)
                 yield value, its
                 continue
             elif plain and not isinstance(param, DTensor):
-                says_uncut = (getattr(param, "partition_dim", None) or 0) < 0
+                says_uncut, missing = (getattr(param, "partition_dim", None) or 0) < 0, frozenset()
                 axes = frozenset({"dp", "tp"} if says_uncut else {"dp"})
             else:
                 continue
             entry = states.get(param, {})
             state = tuple(local_part(entry[key]) for key in sorted(entry) if isinstance(entry[key], Tensor))
-            yield (
-                Replica(name, (local_part(param.detach()),), axes, named),
-                Replica(f"the optimizer state of {name}", state, axes),
-            )
+            held = ((name, (local_part(param.detach()),)), (f"the optimizer state of {name}", state))
+            value, its = (Replica(said, parts, axes, named) for said, parts in held)
+            yield value, its
+            if missing:
+                warning = (
+                    f"it is a DTensor whose mesh has no {' or '.join(sorted(missing))}, so nothing keeps "
+                    "copies along it equal. Begin with the same seed or file on all ranks"
+                )
+                value, its = (Replica(said, parts, missing, named, missing, warning) for said, parts in held)
+                yield value, its
+
+
+def _axes_along(mesh: DeviceMesh, world: LiveWorld) -> list[str]:
+    """Return the world's axis along each dimension of a mesh; nothing if a dimension is no axis."""
+    ranks, place = world.mesh.mesh.flatten(), mesh.get_coordinate() or ()
+    axes = {tuple(ranks[list(world.at.group(axis))].tolist()): axis for axis in world.grid.axes}
+    found = []
+    for dim in range(len(place)):
+        line = mesh.mesh[tuple(slice(None) if it == dim else at for it, at in enumerate(place))].tolist()
+        found.append(axes.get(tuple(line), "" if len(line) > 1 else f"one rank {dim}"))
+    return found if all(found) else []
 
 
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
@@ -313,7 +342,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
     """
     hashes = [torch.tensor(zlib.crc32(replica.looks.encode()) % HASHES) for replica in replicas]
     others = _differing(world, replicas, hashes)
-    wrong = next((it for it in others if not it.only_warns), None)
+    wrong = next((it for it in others if not it.warning), None)
     if wrong is not None:
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}

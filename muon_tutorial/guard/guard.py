@@ -31,18 +31,32 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED
-from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
-from ..step.parameter_state import same_tensors
+from ..step.agreement import (
+    NOTHING_TO_COMPARE,
+    Fingerprint,
+    agree_on_overflow,
+    checksum,
+    compare_fingerprints,
+)
+from ..step.clipping import sharded_dims
+from ..step.parameter_state import local_part, same_tensors
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, NoMesh
+from ..worlds.live import LiveWorld, NoMesh, gather_objects
 from .changed_parameters import Changed, SeenGradients, check_flattened
 from .check_hyperparameters import check_gram_recipes, check_numbers
-from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
+from .compare_replicas import (
+    broadcast_parameters,
+    compare_gradients,
+    compare_in_process,
+    compare_replicas,
+    is_dense,
+)
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
 from .gradient_hooks import GradientHooks
@@ -51,6 +65,13 @@ if TYPE_CHECKING:
     from ..worlds.local import LocalMesh
 
 Named = Sequence[tuple[str, Tensor]]
+
+CLIP_BY_HAND = (
+    "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
+    "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
+    "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
+    "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
+)
 
 
 class State(Enum):
@@ -147,8 +168,9 @@ class Guard:
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].step.ready(beside, None, fingerprint)
         else:
+            largest = max(steps, key=lambda mesh: mesh.step.ranks.size, default=None)
             for mesh in steps:  # all meshes agree before any of them changes
-                yield from mesh.step.agree(fingerprint)
+                yield from mesh.step.agree(fingerprint, beside if mesh is largest else ())
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
             still = () if self.is_compared else self.unstepped  # no step changes ``unstepped``
@@ -158,6 +180,8 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
+            if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
+                _warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
@@ -204,6 +228,8 @@ class Guard:
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
+        if max_norm is not None and any(_is_cut_beyond(self.steps.made[0].world, param) for param in beside):
+            error = error or UsageError(CLIP_BY_HAND)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
@@ -493,13 +519,19 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
         UsageError: there is no step over a plan, or there are several meshes.
     """
     if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
-        raise UsageError(
-            "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
-            "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
-            "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
-            "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
-        )
+        raise UsageError(CLIP_BY_HAND)
     return steps[0].step
+
+
+def _is_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, param: Tensor) -> bool:
+    """Whether ranks outside the world hold pieces of a parameter, which a norm over the world would miss."""
+    if not isinstance(param, DTensor) or not isinstance(world, LiveWorld):
+        return False
+    mesh, cuts, place = param.device_mesh, sharded_dims(param), param.device_mesh.get_coordinate()
+    if place is None:
+        return True
+    pieces = mesh.mesh[tuple(slice(None) if dim in cuts else at for dim, at in enumerate(place))]
+    return not {*pieces.flatten().tolist()} <= {*world.mesh.mesh.flatten().tolist()}
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
@@ -522,5 +554,31 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",
+            stacklevel=4,
+        )
+
+
+def _warn_of_others_gradients(params: Sequence[Tensor], world: LiveWorld) -> None:
+    """Warn if an optimizer beside this Muon has gradients that nothing has averaged over dp.
+
+    Nothing in a parameter names its optimizers, so this searches all live objects once. DTensors that dp may
+    cut are left out. All ranks must call it.
+    """
+    things, dp = gc.get_objects(), world.mesh.mesh.flatten()[list(world.at.group("dp"))]
+    guards = [it for it in things if issubclass(type(it), Guard)]
+    own = [*params, *(param for it in guards for param in (*it.used.params, *it.companions_params()))]
+    optimizers = [it for it in things if issubclass(type(it), torch.optim.Optimizer)]
+    groups = [group for it in optimizers for group in getattr(it, "param_groups", ())]
+    total = 0
+    for param in without(own, (param for group in groups for param in group["params"])):
+        cut = isinstance(param, DTensor) and torch.isin(dp, param.device_mesh.mesh).sum() > 1
+        if type(grad := param.grad) in (Tensor, DTensor) and grad is not None and is_dense(grad) and not cut:
+            total += int(checksum(local_part(grad)))
+    if len({*gather_objects(total, world.group(("dp",)))}) > 1:
+        warnings.warn(
+            "another optimizer's gradients are not the same on all ranks along dp, and this Muon averages "
+            "only its own: step both by MuonWithAdamW(muon, adamw), or pass the other parameters to "
+            "ready_gradients(rest=…) before each step, unless you average them later, or each rank has its "
+            "own parameters",
             stacklevel=4,
         )

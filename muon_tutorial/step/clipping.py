@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
 from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
-from .parameter_state import local_gradient, mesh_axes
+from .parameter_state import local_gradient
 from .rank_bucket import RankBucket
 from .reduce_gradients import stored_gradient
 
@@ -53,8 +54,8 @@ def _bucket_shares(buckets: Sequence[RankBucket], averaged: Mapping[int, Tensor]
         storage = bucket.plan.storage_layout
         sliced = (storage.axis,) if isinstance(storage, SlicedBuffer) else ()
         for matrix in bucket.matrices:
-            gradient = stored_gradient(bucket, matrix, flat)
-            yield gradient, _copies((*matrix.entry.matrix.axes, *sliced), bucket.at)
+            pieces = bucket.at.size(*matrix.entry.matrix.axes, *sliced)
+            yield stored_gradient(bucket, matrix, flat), bucket.at.grid.world_size // pieces
 
 
 def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:
@@ -62,18 +63,19 @@ def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:
         grad = local_gradient(param)
         if grad is not None:
             real = torch.view_as_real(grad) if grad.is_complex() else grad
-            yield real, _copies(_sharded_axes(param), at)
+            yield real, at.grid.world_size // _pieces(param, at)
 
 
-def _copies(axes: Sequence[str], at: Coordinate) -> int:
-    """Return how many ranks hold the same piece of a tensor that ``axes`` cut."""
-    return at.size(*(axis for axis in at.grid.axes if axis not in axes))
-
-
-def _sharded_axes(param: Tensor) -> tuple[str, ...]:
+def _pieces(param: Tensor, at: Coordinate) -> int:
+    """Return into how many pieces a parameter is cut. A DTensor may lie on another mesh than Muon's."""
     if not isinstance(param, DTensor):
         cut = getattr(param, "partition_dim", None)
-        return () if cut is None or cut < 0 else ("tp",)
-    pairs = zip(mesh_axes(param.device_mesh), param.placements, strict=True)
+        return 1 if cut is None or cut < 0 else at.size("tp")
+    return math.prod(param.device_mesh.size(dim) for dim in sharded_dims(param))
+
+
+def sharded_dims(param: DTensor) -> list[int]:
+    """Return the mesh dimensions that cut a DTensor."""
     # FSDP2 on top of tensor parallelism makes a _StridedShard, whose is_shard() is False.
-    return tuple(axis for axis, it in pairs if it.is_shard() or isinstance(it, _StridedShard))
+    kinds = enumerate(param.placements)
+    return [dim for dim, it in kinds if it.is_shard() or isinstance(it, _StridedShard)]

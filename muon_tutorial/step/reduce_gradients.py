@@ -16,7 +16,7 @@ from ..plan.grid import Coordinate
 from ..plan.strategies import ROUND_BYTES
 from .parameter_state import gradient_dtype, local_gradient, local_part
 from .rank_bucket import RankBucket, RankMatrix
-from .unreduced_gradient import UnreducedGradient
+from .unreduced_gradient import UnreducedDTensor, UnreducedGradient, unmarked
 
 
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
@@ -81,8 +81,8 @@ def average_others(
         for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view(grad.shape))
         for param in run:  # an averaged gradient may be clipped, so it becomes an ordinary tensor
-            if isinstance(param.grad, UnreducedGradient):
-                param.grad = param.grad.as_subclass(Tensor)
+            if isinstance(param.grad, UnreducedGradient | UnreducedDTensor):
+                param.grad = unmarked(param.grad)
 
 
 def _runs(params: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError
 
@@ -57,12 +58,34 @@ class UnreducedGradient(Tensor):
                 "clips all gradients, and returns their norm",
                 stacklevel=3,
             )
-        if func in (Tensor.__deepcopy__, Tensor.__reduce_ex__):  # copies are plain
-            args = (args[0].as_subclass(Tensor), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
+            if func in (Tensor.__deepcopy__, Tensor.__reduce_ex__):  # copies are plain
+                args = (unmarked(args[0]), *args[1:])
             found = func(*args, **(kwargs or {}))
-        is_view = func is Tensor.detach or func == Tensor.data.__get__  # type: ignore[attr-defined]
-        return found.as_subclass(cls) if is_view else found
+            is_view = func is Tensor.detach or func == Tensor.data.__get__  # type: ignore[attr-defined]
+            return marked(found) if is_view else found
+
+
+class UnreducedDTensor(DTensor):
+    """A DTensor's gradient that is not averaged over dp yet."""
+
+    __slots__ = ()
+    __torch_function__ = UnreducedGradient.__torch_function__
+
+
+def marked(grad: Tensor) -> Tensor:
+    """Return a view of a gradient that refuses to be clipped."""
+    if not isinstance(grad, DTensor):
+        return grad.as_subclass(UnreducedGradient)
+    view = grad.detach()
+    view.__class__ = UnreducedDTensor
+    return view
+
+
+def unmarked(grad: Tensor) -> Tensor:
+    """Return an ordinary view of a gradient."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return grad.detach() if isinstance(grad, DTensor) else grad.as_subclass(Tensor)
 
 
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
@@ -72,8 +95,9 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
     """
 
     def mark(_: int, param: Tensor) -> None:
-        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # steps refuse other kinds
-            param.grad = param.grad.as_subclass(UnreducedGradient)
+        grad = param.grad
+        if grad is not None and type(grad) in (Tensor, DTensor) and grad.layout is torch.strided:
+            param.grad = marked(grad)  # steps refuse other layouts
 
     return hook_gradients(params, mark, owner)
 

@@ -10,9 +10,19 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
+from muon_tutorial import (
+    STRATEGIES,
+    Grid,
+    LocalWorld,
+    Muon,
+    MuonWithAdamW,
+    build_mesh,
+    launch,
+    split_parameters,
+)
 from muon_tutorial.errors import GradientError, MismatchError, UsageError
 from muon_tutorial.guard.guard import State
 from muon_tutorial.step import orthogonalize, step
@@ -382,3 +392,35 @@ def test_after_a_step_that_failed_halfway_all_gradients_count(guard: str) -> Non
     ranks.give(gradients)
     ranks.step()
     assert not torch.equal(ranks.params[0][-1], before)
+
+
+def beside_adamw(rank: int, way: str) -> list[str]:
+    """The warnings of two steps of a Muon that averages gradients, beside an AdamW of its own."""
+    model, mesh = perceptron(), build_mesh({"dp": 2})
+    hidden, rest = split_parameters(model)
+    muon, adamw = Muon(hidden, strategy="zero1", mesh=mesh), torch.optim.AdamW(rest, lr=0.1)
+    both = MuonWithAdamW(muon, adamw) if way == "pair" else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(2):
+            torch.manual_seed(2 * step + rank)
+            model(torch.randn(4, 6)).square().sum().backward()
+            if way == "all_reduce":
+                for _, param in rest:
+                    dist.all_reduce(param.grad)
+            if way in ("rest", "alone"):
+                muon.ready_gradients(rest=[param for _, param in rest] if way == "rest" else ())
+            for optimizer in (muon, adamw) if both is None else (both,):
+                optimizer.step()
+                optimizer.zero_grad()
+    return [str(it.message) for it in caught if "another optimizer" in str(it.message)]
+
+
+def beside_adamw_in_all_ways(rank: int) -> dict[str, list[str]]:
+    return {way: beside_adamw(rank, way) for way in ("nothing", "alone", "rest", "all_reduce", "pair")}
+
+
+def test_an_adamw_beside_whose_gradients_are_not_averaged_causes_one_warning() -> None:
+    for found in launch(beside_adamw_in_all_ways, 2):
+        assert {way: len(said) for way, said in found.items() if said} == {"nothing": 1, "alone": 1}
+        assert "averages only its own: step both by MuonWithAdamW(muon, adamw)" in found["nothing"][0]

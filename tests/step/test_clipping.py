@@ -13,7 +13,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from muon_tutorial import Muon, build_mesh, launch
 
-CASES = ("FSDP2, a mesh without names", "FSDP2", "TP", "FSDP2 and TP", "HSDP", "plain among DTensors")
+CASES = (
+    *("FSDP2, a mesh without names", "FSDP2", "TP", "FSDP2 and TP", "HSDP", "plain among DTensors"),
+    *("HSDP, the head under FSDP2", "FSDP2, the head under HSDP"),
+)
 
 
 def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
@@ -32,6 +35,11 @@ def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
         fully_shard(model, mesh=mesh["fsdp"])
     elif case == "HSDP":
         fully_shard(model, mesh=build_mesh({"dp": 2, "fsdp": 2}))
+    elif "head" in case:
+        meshes = build_mesh({"dp": 2, "fsdp": 2}), build_mesh({"all": 4})
+        hidden, beside = meshes if case.startswith("HSDP") else meshes[::-1]
+        fully_shard(model[2], mesh=beside)
+        fully_shard(model, mesh=hidden)
     else:
         fully_shard(model if case == "FSDP2" else model[0], mesh=build_mesh({"fsdp": 4}))
     return model
