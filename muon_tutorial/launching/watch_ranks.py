@@ -174,7 +174,8 @@ class RankWatcher:
         self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
         self._pump(lambda: not self._awaits_a_death(), _DYING)
         self._tell(WHERE)
-        self._pump(lambda: all(rank.is_done or rank.location for rank in self.ranks), _ANSWER)
+        able = [rank for rank in self.ranks if rank.stopped_at is None]
+        self._pump(lambda: all(rank.is_done or rank.location for rank in able), _ANSWER)
         for rank, phase in zip(self.ranks, read_phases(self.phases, len(self.ranks)), strict=True):
             rank.phase = phase
         return self.ranks
