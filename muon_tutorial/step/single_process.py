@@ -63,33 +63,45 @@ class AloneStep:
         lr, momentum, nesterov = group["lr"], group["momentum"], group["nesterov"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
-        buffers = [self.state[param]["momentum_buffer"] for param in params]
-        keys = [(it.shape, buffer.dtype, it.device) for it, buffer in zip(params, buffers, strict=True)]
+        keys = [(it.shape, self.state[it]["momentum_buffer"].dtype, it.device) for it in params]
         for places in runs_of_equals(keys, lambda _: len(params)):
             sides = _sides(keys[places[0]][0])
             full = sides[::-1] if group.get("transposed") else sides
             step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
             alpha = step.item() if isinstance(step, Tensor) else step
             most = stack_size(sides, group, params[places[0]].device) if len(places) > 1 else 1
-            for begin in range(0, len(places), most):
-                inputs, its = [], places[begin : begin + most]
-                for place in its:
-                    grad = params[place].grad
-                    assert grad is not None
-                    inputs.append(momentum_update(buffers[place], grad, momentum, nesterov))
-                for place, update in zip(its, self._newton_schulz(inputs, sides, group), strict=True):
-                    params[place].mul_(decay)
-                    params[place].add_(update, alpha=alpha)
+            if most > 1:
+                self._step_stacks([params[place] for place in places], most, sides, decay, alpha, group)
+                continue
+            for place in places:
+                param, grad = params[place], params[place].grad
+                assert grad is not None
+                ns_input = momentum_update(self.state[param]["momentum_buffer"], grad, momentum, nesterov)
+                update = newton_schulz_update(ns_input, sides, group, self.workspace)
+                param.mul_(decay)
+                param.add_(update, alpha=alpha)
 
-    def _newton_schulz(
-        self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
-    ) -> Sequence[Tensor]:
-        """Return the updates of one matrix, or of several that ``stack_size`` allows to stack."""
-        if len(inputs) == 1:
-            return [newton_schulz_update(inputs[0], sides, group, self.workspace)]
-        stack = torch.stack([each.reshape(sides) for each in inputs])
-        stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
-        return [each.view(inputs[0].shape) for each in stepped]
+    def _step_stacks(
+        self,
+        params: Sequence[Tensor],
+        most: int,
+        sides: tuple[int, int],
+        decay: float | Tensor,
+        alpha: float,
+        group: Mapping[str, Any],
+    ) -> None:
+        """Step matrices with equal ``sides``, stacks of at most ``most`` at a time."""
+        for begin in range(0, len(params), most):
+            its, inputs = params[begin : begin + most], []
+            for param in its:
+                assert param.grad is not None
+                held = self.state[param]["momentum_buffer"], param.grad
+                inputs.append(momentum_update(*held, group["momentum"], group["nesterov"]).reshape(sides))
+            stack = torch.stack(inputs)
+            updates = newton_schulz_update(stack, stack.shape, group, self.workspace)
+            for param, update in zip(its, updates, strict=True):
+                param.mul_(decay)
+                param.add_(update.view(param.shape), alpha=alpha)
 
     def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
         """Step each matrix within a parameter, with the same bits as if it were its own parameter."""
