@@ -301,9 +301,29 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 
 # %% [markdown]
 # ## Five more traps
+#
+# Five defaults or rules surprise people: the learning rate, the weight decay, embedding and head, the reduce dtype and
+# the checkpoint keys. Four of them only change numbers.
+#
+# *Easy · 2 minutes · required*
 
-# %%
-print(lesson.say_traps(seed))  # a default or rule that surprises people, and what happens
+# %% tags=["stub", "predict"]
+decays_more = ...  # by default: "Muon" or "AdamW", both of torch.optim
+stops = ...  # which of the five stops a run with an error? Such as "weight decay"
+
+# %% tags=["answer"]
+print(lesson.say_traps(seed))  # what each of them does
+compare({"decays_more": decays_more, "stops": stops}, lesson.found_traps())
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# decays_more = "Muon"
+# stops = "checkpoint keys"
+# ```
+#
+# </details>
 
 # %% [markdown]
 # <details><summary>Why are there two factors in the first line, at the same <code>lr</code>?</summary>
@@ -319,8 +339,8 @@ print(lesson.say_traps(seed))  # a default or rule that surprises people, and wh
 #
 # `from_model` knows embedding and head by their names and places, and leaves them to AdamW. If your head has an
 # unusual name, name it in `exclude=["…"]`. FSDP2 sets the sum's dtype: `MixedPrecisionPolicy(…,
-# reduce_dtype=torch.float32)`. If keys changed between saving and loading, `load` refuses, and `rename=` tells it
-# which key is which.
+# reduce_dtype=torch.float32)`. `CheckpointManager` leaves out of a key what torch.compile adds. If keys changed in
+# another way between saving and loading, its `load` refuses, too, and `rename=` tells it which key is which.
 #
 # </details>
 
