@@ -300,12 +300,12 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# A share takes 8 ms here. Would you notice this bug on a link that is 8 times faster?
+# Would you notice this bug on a link that is 8 times faster?
 #
 # *Easy · 1 minute · required*
 
 # %% tags=["stub", "predict"]
-fast = ...  # True or False: with shares of 1 ms, buffer 0 is still written while s0 reads it
+fast = ...  # True or False: a share takes 1 ms, not 8, and buffer 0 is still written while s0 reads it
 
 # %% tags=["answer"]
 found = {"slow": lesson.overwrites(8, dp * tp), "fast": lesson.overwrites(1, dp * tp)}

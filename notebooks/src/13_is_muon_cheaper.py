@@ -63,7 +63,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # <details><summary>Nothing ran: whose numbers?</summary>
 #
-# The **planner** walks a step of 8 ranks, all along dp, without data, and computes its time from a file that describes a machine.
+# The **planner** walks a step with dp = 8, without data, and computes its time from a file that describes a machine.
 #
 # </details>
 #

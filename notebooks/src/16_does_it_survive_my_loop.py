@@ -302,8 +302,8 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# Five defaults or rules surprise people: the learning rate, the weight decay, embedding and head, the reduce dtype and
-# the checkpoint keys. Four of them only change numbers.
+# Learning rate, weight decay, embedding and head, reduce dtype, checkpoint keys: each has a default or a rule that
+# surprises people. Four only change numbers.
 #
 # *Easy · 2 minutes · required*
 
