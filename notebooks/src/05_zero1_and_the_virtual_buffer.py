@@ -281,23 +281,24 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 
 # %% tags=["stub", "predict"]
 matrices = ...  # how many of the 24 does each rank orthogonalize with 10 kB?
-faster = ...  # about how many times faster is a step with 640 kB: 1, 2 or 6?
+collectives = ...  # how many collectives does a step make with 640 kB?
 
 # %% tags=["answer", "volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
-compare({"matrices": matrices, "faster": faster}, lesson.found_costs(costs), lesson.draw_buckets(costs))
+predicted = {"matrices": matrices, "collectives": collectives}
+compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# With larger buckets the bytes hardly change, but the time falls, for two reasons. Each bucket's collectives have
-# their latency. And with the smallest limit, every rank has a part of each bucket, so it orthogonalizes every matrix.
-# With the largest limit it orthogonalizes only those of which its slice has a part. How much faster that is depends on
+# With larger buckets the bytes hardly change, but the time falls, for two reasons. Each collective has its latency. And
+# with the smallest limit, every rank has a part of each bucket, so it orthogonalizes every matrix. With the largest
+# limit it orthogonalizes only those of which its slices have a part. How many times *faster* a step becomes depends on
 # your machine. In one huge bucket, though, no rank could begin until all of it had arrived.
 #
 # ```python
 # matrices = 24
-# faster = 6  # on the machine that drew this page
+# collectives = 2 * 3  # two buckets
 # ```
 #
 # </details>

@@ -266,7 +266,7 @@ for window in (1, 2, 3, 4, 6):
 
 # %%
 print(lesson.say_program())
-lesson.broken_program(dp * tp)
+lesson.draw_program(lesson.run_program(lesson.PROGRAM, dp * tp), "The program as it stands")
 
 # %% [markdown]
 # In the picture, `g` is a gather and `s` a share. Until you have waited for a share, it may still read its buffer.
@@ -301,14 +301,29 @@ find.check(before, ticket)
 
 # %% [markdown]
 # Would you notice this bug on a link that is 8 times faster?
+#
+# *Easy · 1 minute · required*
 
-# %%
-for share in (1, 8):
-    print(lesson.say_overwriting(share, dp * tp))
+# %% tags=["stub", "predict"]
+fast = ...  # True or False: a share takes 1 ms, not 8, and buffer 0 is still written while s0 reads it
+
+# %% tags=["answer"]
+found = {"slow": lesson.overwrites(8, dp * tp), "fast": lesson.overwrites(1, dp * tp)}
+compare({"fast": fast}, found)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# On the fast link each share ends before its buffer is written again, so you would not notice. The same program goes
+# wrong on a slower link, or on a busy one.
+#
+# ```python
+# fast = False
+# ```
+#
+# </details>
 
 # %% [markdown]
-# No, because there the share ends in time.
-#
 # All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently mix
 # pieces of two matrices.
 #

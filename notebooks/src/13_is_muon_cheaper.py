@@ -63,7 +63,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # <details><summary>Nothing ran: whose numbers?</summary>
 #
-# The **planner** walks a step without data, all ranks along dp, and computes its time from a file that describes a machine.
+# The **planner** walks a step with dp = 8, without data, and computes its time from a file that describes a machine.
 #
 # </details>
 #
@@ -298,6 +298,35 @@ print(lesson.say_bytes())
 
 # %% [markdown]
 # No: AdamW's run averaged its gradients. Muon's was given averages, and never sent new weights.
+#
+# <details><summary>An open task: write the report's author a correction (30 minutes)</summary>
+#
+# Without the author's own traces you could not have found any of this, so write as you would like to be corrected. One
+# page is enough. `runs` also has `"adamw_async"`, which no headline used. There is more than one good answer. A good
+# page
+#
+# 1. puts each headline beside the division that it should have been, with both results;
+# 2. says which headline hardly changes, and why;
+# 3. names what the two runs did not do alike, and says whether that headline still compares Muon with AdamW;
+# 4. proposes the one measurement that would settle it, and says which result would prove you wrong.
+#
+# </details>
+#
+# <details><summary>One such page, in short</summary>
+#
+# 0.57 added up every event with such a name. Kernels alone give 0.59. 1.1 % is the CPU's call as a part of the CPU's
+# step, but the optimizer's work is 61 % of the GPU's span. 2.1 × added up kernels that wait. From first event to last,
+# async takes 0.90 times as long. `adamw_async` says the same about AdamW: 1.5 times as long by names, 0.99 as a span.
+#
+# Only 0.57 hardly changes, because both of the times that it divides are about twice too long. But AdamW's run
+# averaged the gradients and Muon's did not, so even 0.59 does not compare two optimizers. By bytes, and like for like,
+# Muon sends 1.25 times what AdamW sends.
+#
+# To settle it, run both with ZeRO-1, from raw gradients to new weights, with all ranks on one clock. Leave out the
+# waiting, and compare how long the kernels that communicate then ran. If Muon's take less time than AdamW's, we were
+# wrong, and the headline was right.
+#
+# </details>
 #
 # ## Waiting is not transfer
 #

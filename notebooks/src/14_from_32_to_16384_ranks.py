@@ -363,6 +363,41 @@ most_ranks = most.accepted_or(lesson.most_ranks)
 lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 
 # %% [markdown]
+# ## And with ZeRO-3, or with tp?
+#
+# ZeRO-3 gathers the weights in forward and again in backward, and tp adds up an MLP's outputs. Two calls of
+# `most_ranks` give both limits.
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub", "predict"]
+# forward takes 2 operations for each token and entry, and in backward gradients are still summed, each into one slice
+zero3 = ...  # the most ranks along dp whose computing hides ZeRO-3's collectives, with lesson.TOKENS, FLOPS and card()
+# tokens × D, times D × F, times F × D: tp cuts both matrices along F, and one all_reduce sums the outputs, tokens × D
+tp_ranks = ...  # the most tp ranks for which it takes no longer, over cards, than the products, with F = lesson.WIDTH
+
+# %% tags=["answer"]
+compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ZeRO-3 sends half as much again as DDP: P − 1 shares in forward, and twice as many in backward. But forward now hides
+# its own part, with 2 operations for each token and entry, where backward has 4 for two parts. So the limit is the
+# same.
+#
+# tp's products take 4 · tokens · D · F / (P · flops) seconds, and the all_reduce 4 · tokens · D · (P − 1) /
+# (P · bandwidth). The tokens cancel, and F takes their place: P − 1 ≤ F · bandwidth / flops. A larger batch does not
+# help, and over network cards tp ends within a node's 8 GPUs. Over NVLink it could be much larger.
+#
+# ```python
+# zero3 = most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card())
+# tp_ranks = most_ranks(lesson.WIDTH, lesson.FLOPS, lesson.card())
+# ```
+#
+# </details>
+
+# %% [markdown]
 # Among so many ranks one is always broken, so the next lesson asks: which one, and which line?
 #
 # *Read on:* [Dion's issue 96](https://github.com/microsoft/dion/issues/96)

@@ -206,6 +206,12 @@ def test_gloo_swaps_matrices_without_a_word_where_ranks_ask_in_another_order() -
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_faster_link_hides_the_missing_wait(ranks: int) -> None:
+    assert lesson.overwrites(8, ranks)
+    assert not lesson.overwrites(1, ranks)
+
+
 def test_a_late_backend_reads_when_a_rank_waits() -> None:
     def program(rank: int) -> Walk:
         mine = torch.full((2,), float(rank))

@@ -92,6 +92,21 @@ def test_bytes_of_gradients_outlast_backward_from_that_many_ranks_on_whatever_th
     assert more.transfer > 1.9 * more.backward
 
 
+def test_zero3_has_the_limit_of_ddp_and_tp_is_limited_by_the_width_alone() -> None:
+    limits, D, node = exercises.found_limits(), 8192, 360e9
+    assert limits == {"zero3": 446, "tp_ranks": 4, "over NVLink": 26}
+    for more in (0, 1):
+        ranks, n = limits["zero3"] + more, 10**9
+        share = 2 * n / ranks * (ranks - 1) / scaling.card()
+        forward = 2 * n * scaling.TOKENS / ranks / scaling.FLOPS
+        assert (share <= forward) == (2 * share <= 2 * forward) == (more == 0)  # backward: twice both
+        for name, link in (("tp_ranks", scaling.card()), ("over NVLink", node)):
+            ranks = limits[name] + more
+            products = 2 * 2 * scaling.TOKENS * D * scaling.WIDTH / ranks / scaling.FLOPS
+            all_reduce = 2 * (ranks - 1) * 2 * scaling.TOKENS * D / ranks / link
+            assert (all_reduce <= products) == (more == 0)
+
+
 def test_the_quiz_knows_right_from_wrong() -> None:
     first, *_, last = scaling.steps()
     assert len(repr(last)) < 2000

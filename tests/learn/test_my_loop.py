@@ -29,6 +29,16 @@ def some(first: int, last: int) -> dict[int, float]:
     return {step: LOSSES[step] for step in range(first, last)}
 
 
+def test_the_traps_are_what_torch_does() -> None:
+    assert lesson.found_traps() == {"decays_more": "Muon", "stops": "checkpoint keys"}
+    assert "by default 0.1 in torch.optim.Muon, 0.01 in AdamW" in lesson.say_traps(0)
+    model = tiny_job.TinyModel()
+    compiled: Any = torch.compile(model)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(compiled.state_dict())
+    torch.optim.Muon([each for each in model.parameters() if each.ndim == 2])  # says nothing
+
+
 def test_the_lines_that_change_are_known() -> None:
     assert lesson.check_lines().check([2], [11, 4])
     wrong: list[tuple[Any, Any, str]] = [

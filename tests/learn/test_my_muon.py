@@ -291,6 +291,11 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
         assert {on_ranks.PHASES[phase]: sent for phase, sent in run.record.sent.items() if sent} == {
             name: due for name, due in run.record.expected.items() if due
         }
+    worked = [run.record.worked for run in end.runs]
+    assert worked == sorted(worked)
+    assert worked[-1] == 12  # with dp = 1, every matrix
+    assert finale.best_grids(end)["least"] == (1, 4)
+    assert finale.best_grids(end)["fastest"] in finale.GRIDS
     assert "AdamW's, on the text of 4 × 1" in finale.scorecard(end)
     assert "loss at the beginning" in finale.scorecard(end)
 

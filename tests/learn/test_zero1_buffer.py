@@ -63,9 +63,9 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 
 def test_costs_by_bucket_size_are_compared_on_the_slowest_and_busiest_rank() -> None:
-    def cost(worked: int, seconds: float) -> on_ranks.BucketCost:
-        return on_ranks.BucketCost(0, 0, 0, 0, worked, 0, seconds)
+    def cost(collectives: int, worked: int, seconds: float) -> on_ranks.BucketCost:
+        return on_ranks.BucketCost(0, 0, collectives, 0, worked, 0, seconds)
 
-    for last, faster in ((4.0, 1), (1.9, 2), (0.6, 6)):
-        costs = [[cost(24, 3.9), cost(9, 0.1)], [cost(20, 4.0), cost(8, last)]]
-        assert on_ranks.found_costs(costs) == {"matrices": 24, "faster": faster}
+    for last, faster in ((4.0, 1.0), (1.9, 2.1), (0.6, 6.7)):
+        costs = [[cost(72, 24, 3.9), cost(6, 9, 0.1)], [cost(72, 20, 4.0), cost(6, 8, last)]]
+        assert on_ranks.found_costs(costs) == {"matrices": 24, "collectives": 6, "faster": faster}

@@ -70,10 +70,6 @@ class FirstDifference:
         """The first rank that differs; "all" if all ranks that have the result differ."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
-    @property
-    def is_rounding(self) -> bool:
-        return self.off < 20 * ROUNDING
-
     def __repr__(self) -> str:
         who = "all ranks" if self.who == "all" else say_ranks(self.ranks)
         return f"{self.phase} of step {self.step} on {who}"

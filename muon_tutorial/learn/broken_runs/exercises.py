@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ...errors import RankFailedError, UsageError
+from ...plan.grid import Grid
 from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, guesses, numbers, written
 from ..exercises.on_real_ranks import say_failure, say_ranks
-from .evidence import copies_agree, first_difference, rungs, waits
+from .evidence import ROUNDING, copies_agree, first_difference, rungs, waits
 from .loop import Loop
 from .on_ranks import RankReport, TrainingRun, oracle, run_file
 from .pictures import draw_ladder
@@ -237,7 +238,7 @@ def judge(run: TrainingRun) -> Diagnosis | None:
     if run.hangs:
         return Diagnosis(f"Ranks still hang: {waits(run)[0]}.", HANG_HINTS)
     spot = first_difference(run)
-    if spot is None or spot.is_rounding:
+    if spot is None or spot.off < 20 * ROUNDING:
         last = [
             max((step for step, rung in it.notes.rungs if rung == "share"), default=0) for it in run.reports
         ]
@@ -361,7 +362,8 @@ def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
     The entry is in the first matrix if the rung is a share or a gradient, and otherwise in the last.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
-    sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")
+    name = f"a run with a wrong bit in {where}" if spots else "a sound run"
+    sound = TrainingRun(Grid.of(dp=2, tp=2), 0, (), name)
     reports = []
     for rank in sound.grid.ranks:
         held = sound.expected(rank)

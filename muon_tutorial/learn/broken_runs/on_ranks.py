@@ -45,15 +45,10 @@ class RankReport:
 class TrainingRun:
     """One run of the loop: all ranks' reports, and the oracle's results to compare with."""
 
-    dp: int
-    tp: int
+    grid: Grid
     seed: int
     reports: tuple[RankReport, ...]
     name: str = "the run"
-
-    @property
-    def grid(self) -> Grid:
-        return Grid.of(dp=self.dp, tp=self.tp)
 
     @property
     def hangs(self) -> bool:
@@ -62,17 +57,17 @@ class TrainingRun:
 
     def expected(self, rank: int) -> Rungs:
         """The results that a rank should have: the oracle's, cut to the rows that it holds."""
-        at = self.grid.at(rank)
-        owned = [name for number, name in enumerate(SHAPES) if number % self.dp == at["dp"]]
+        at, (dp, tp) = self.grid.at(rank), self.grid.sizes
+        owned = [name for number, name in enumerate(SHAPES) if number % dp == at["dp"]]
         found: dict[tuple[int, str], dict[str, Tensor]] = {}
-        for (step, rung, place), results in oracle(self.dp, self.seed).items():
+        for (step, rung, place), results in oracle(dp, self.seed).items():
             if place in (ALL, at["dp"]):
                 names = owned if rung == "update" else results
-                found[step, rung] = {name: results[name].chunk(self.tp)[at["tp"]] for name in names}
+                found[step, rung] = {name: results[name].chunk(tp)[at["tp"]] for name in names}
         return found
 
     def __repr__(self) -> str:
-        return f"TrainingRun({self.name}: {self.dp} × {self.tp} ranks)"
+        return f"TrainingRun({self.name}: {self.grid})"
 
 
 @functools.cache
@@ -99,7 +94,7 @@ def oracle(dp: int, seed: int) -> dict[tuple[int, str, int], dict[str, Tensor]]:
 def run_file(text: str, dp: int, tp: int, seed: int, backend: str, name: str) -> TrainingRun:
     """Train on real ranks with the loop in ``text``; ranks that wait too long give up."""
     reports = launch(train, dp * tp, args=(dp, tp, seed, text), backend=backend, timeout=PATIENCE)
-    return TrainingRun(dp, tp, seed, tuple(reports), name)
+    return TrainingRun(Grid.of(dp=dp, tp=tp), seed, tuple(reports), name)
 
 
 def train(rank: int, dp: int, tp: int, seed: int, text: str) -> RankReport:

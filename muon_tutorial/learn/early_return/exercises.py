@@ -12,7 +12,7 @@ from ..exercises.judge import Diagnosis, Exercise, first, numbers, value_of, wri
 from ..pictures.picture import Picture
 from . import loops
 from .loops import Loop, LoopTimes, one_by_one, prefetch, time_loop
-from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
+from .missing_wait import RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
 from .pictures import draw_loops, draw_program
 from .pipelines import Schedule, most_kept, one_f_one_b, recomputing_exercise
 
@@ -195,10 +195,6 @@ def draw_schedules(ranks: int) -> Picture:
     tried["asks ahead, slow link"] = (prefetch, SLOW, 2)
     loops = {name: time_loop(*each, ranks) for name, each in tried.items()}
     return draw_loops(loops, f"{COUNT} matrices, three schedules", "schedules")
-
-
-def broken_program(ranks: int) -> Picture:
-    return draw_program(run_program(PROGRAM, ranks), "The program as it stands")
 
 
 def quiz(ranks: int) -> Exercise:

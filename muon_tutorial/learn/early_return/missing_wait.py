@@ -94,11 +94,9 @@ def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     return ProgramRun(wrong, timeline, written if written < shared.end else None)
 
 
-def say_overwriting(share: float, ranks: int) -> str:
-    """Say whether the unchanged program writes a buffer while it is read, if sharing takes ``share`` ms."""
-    run = run_program(PROGRAM, ranks, share=share)
-    when = "after s0 has ended" if run.overwritten is None else "while s0 still reads it"
-    return f"a share of {share:g} ms: buffer 0 is written again {when}"
+def overwrites(share: float, ranks: int) -> bool:
+    """Whether the unchanged program writes a buffer while it is read, if sharing takes ``share`` ms."""
+    return run_program(PROGRAM, ranks, share=share).overwritten is not None
 
 
 def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:

@@ -187,9 +187,12 @@ class SharingRun:
 
     def found(self, rank: int) -> dict[str, int]:
         """Where each update begins in the buffer that a rank handed over; missing updates are left out."""
-        buffer, right = self.filled(rank), updates(self.seed)
-        starts = {name: _find(buffer, update) for name, update in right.items()}
-        return {name: start for name, start in starts.items() if start is not None}
+        buffer, starts = self.filled(rank), dict[str, int]()
+        for name, update in updates(self.seed).items():
+            for at in (buffer[: len(buffer) - len(update) + 1] == update[0]).nonzero().flatten().tolist():
+                if torch.equal(buffer[at : at + len(update)], update):
+                    starts.setdefault(name, at)
+        return starts
 
 
 def is_buffer(value: Any) -> bool:
@@ -200,11 +203,6 @@ def is_buffer(value: Any) -> bool:
 def _as_buffer(value: Any) -> Tensor:
     """A buffer as it is; for anything else, a buffer of NaN, which equals no other buffer."""
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
-
-
-def _find(buffer: Tensor, update: Tensor) -> int | None:
-    starts = (buffer[: len(buffer) - len(update) + 1] == update[0]).nonzero().flatten().tolist()
-    return next((at for at in starts if torch.equal(buffer[at : at + len(update)], update)), None)
 
 
 def owner_lacks(name: str, ranks: int) -> Lacking:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ...timing.machine import find_machine
 from ..exercises.judge import Exercise, guesses, numbers, written
-from .scaling import FLOPS, RANKS, TOKENS, UNSEEN, card, step_at, steps
+from .scaling import FLOPS, MACHINE, RANKS, TOKENS, UNSEEN, WIDTH, card, step_at, steps
 
 
 def unseen() -> dict[str, Any]:
@@ -106,6 +107,13 @@ def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
     251
     """
     return 1 + int(tokens * bandwidth / flops)
+
+
+def found_limits() -> dict[str, int]:
+    """The same limit for ZeRO-3, and for tp in an MLP, over network cards and inside a node."""
+    node = find_machine(MACHINE).inside.bandwidth
+    limits = {"zero3": (TOKENS, card()), "tp_ranks": (WIDTH, card()), "over NVLink": (WIDTH, node)}
+    return {name: most_ranks(many, FLOPS, link) for name, (many, link) in limits.items()}
 
 
 def most_exercise() -> Exercise:

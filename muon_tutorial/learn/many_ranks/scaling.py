@@ -36,8 +36,8 @@ RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
 """The lesson's numbers of ranks: 32, doubled up to 16,384."""
 LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 """The speed of all links relative to the machine's, by its name in the widget."""
-TOKENS, FLOPS = 4_194_304, 400e12
-"""A batch, and the operations a second that each of 16,384 H100s reached in training Llama 3 405B."""
+TOKENS, FLOPS, WIDTH = 4_194_304, 400e12, 28_672
+"""A batch; operations a second of each of 16,384 H100s in training Llama 3 405B; an MLP's width in a 70B."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,17 @@ def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor
 PARTS = 64
 """The number of partial gradients that are summed to show how much precision a dtype loses."""
 
+DECAYS = {
+    kind.__name__: inspect.signature(kind).parameters["weight_decay"].default
+    for kind in (torch.optim.Muon, torch.optim.AdamW)
+}
+"""The default ``weight_decay`` of two of torch's optimizers."""
+
+
+def found_traps() -> dict[str, str]:
+    """The optimizer that decays weights more by default, and the only trap that raises an error."""
+    return {"decays_more": max(DECAYS, key=DECAYS.__getitem__), "stops": "checkpoint keys"}
+
 
 def say_traps(seed: int) -> str:
     model = tiny_job.TinyModel()
@@ -284,8 +295,6 @@ def say_traps(seed: int) -> str:
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
     muon, adamw = (f"lr × {adjusted_lr(1.0, way, (64, 16)):.2f}" for way in (None, "match_rms_adamw"))
-    kinds = (torch.optim.Muon, torch.optim.AdamW)
-    decays = [inspect.signature(kind).parameters["weight_decay"].default for kind in kinds]
     parts = [_gradient(step, seed) for step in range(PARTS)]
     low = torch.zeros_like(parts[0], dtype=torch.bfloat16)
     for part in parts:
@@ -294,11 +303,12 @@ def say_traps(seed: int) -> str:
     lost = float((low.float() - whole).norm() / whole.norm())
     traps = {
         "learning rate": f"Muon moves a 64 × 16 matrix by {muon}, or by {adamw} with match_rms_adamw",
-        "weight decay": f"the default is {decays[0]:g} in torch.optim.Muon, and {decays[1]:g} in AdamW",
+        "weight decay": f"by default {DECAYS['Muon']:g} in torch.optim.Muon, {DECAYS['AdamW']:g} in AdamW",
         "embedding, head": "they have two dimensions, too: by shape alone, Muon would take "
         f"{by_shape} matrices, not {hidden}",
         "reduce dtype": f"the sum of {PARTS} gradients, added in bfloat16, is off by {lost:.1%}",
-        "checkpoint keys": f"torch.compile renames {next(iter(named))} to {next(iter(renamed.state_dict()))}",
+        "checkpoint keys": "load_state_dict refuses those of torch.compile, such as "
+        f"{next(iter(renamed.state_dict()))}",
     }
     return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 

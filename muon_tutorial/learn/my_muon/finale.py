@@ -103,15 +103,22 @@ def scorecard(finale: Finale) -> str:
     rows: list[Sequence[object]] = [head]
     for phase, name in PHASES.items():
         rows.append([f"bytes sent, {name}", *(f"{record.sent.get(phase, 0):,}" for record in records)])
-    bills = [sum(record.expected.values()) for record in records]
     rows.append(["bytes sent, together", *(f"{sum(record.sent.values()):,}" for record in records)])
-    rows.append(["your bill said", *(f"{each:,}" for each in bills)])
+    rows.append(["your bill said", *(f"{sum(record.expected.values()):,}" for record in records)])
     rows.append(["bytes of momentum kept", *(f"{record.state:,}" for record in records)])
+    rows.append(["matrices orthogonalized", *(record.worked for record in records)])
     rows.append(["seconds a step", *(f"{median(record.seconds):.3f}" for record in records)])
     rows.append(["loss at the beginning", *(f"{record.losses[0]:.3f}" for record in records)])
     rows.append(["loss at the end", *(f"{record.losses[-1]:.3f}" for record in records)])
     rows.append(["AdamW's, on the text of 4 × 1", f"{finale.adamw[-1]:.3f}"])
     return "\n".join(f"{row[0]:<38}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
+
+
+def best_grids(finale: Finale) -> dict[str, tuple[int, int]]:
+    """The grid on which a rank sends least in a step, and the one on which a step is fastest."""
+    least = min(finale.runs, key=lambda run: sum(run.record.sent.values()))
+    fastest = min(finale.runs, key=lambda run: median(run.record.seconds))
+    return {"least": least.grid, "fastest": fastest.grid}
 
 
 def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[str]:

@@ -36,7 +36,8 @@ LR, ADAMW_LR = 0.02, 0.003
 class RunRecord:
     """A rank's record of its run from step ``begin`` on: losses, seconds, bytes sent, and bytes of state.
 
-    ``means`` are the full gradients that the optimizer computed in each step; ``rates``: learning rates.
+    ``worked``: how many matrices this rank orthogonalizes in a step. ``means`` are the full gradients that
+    the optimizer computed in each step; ``rates``: learning rates.
     """
 
     begin: int
@@ -45,6 +46,7 @@ class RunRecord:
     sent: Mapping[int, int]
     expected: Mapping[str, int]
     state: int
+    worked: int
     rates: tuple[float, ...]
     means: tuple[list[Tensor], ...]
     weights: list[Tensor]
@@ -129,7 +131,7 @@ def train(
         if victim == rank and step + 1 == KILLED_AFTER:
             die_at_once()
     weights = [whole.detach().clone() for whole in hidden]
-    counted = (sent, muon.expected_bytes(), muon.state.nbytes)
+    counted = (sent, muon.expected_bytes(), muon.state.nbytes, len(muon.matrices(muon.bucket)))
     return RunRecord(begin, tuple(losses), tuple(seconds), *counted, tuple(rates), tuple(means), weights)
 
 

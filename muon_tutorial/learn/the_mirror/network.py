@@ -107,7 +107,7 @@ class ReadyButtons(ipywidgets.VBox):
         self.network = network
         counted = Network(network.dp, network.tp, network.seed)
         counted.finish(lambda ready: ready[0])
-        self.last = len(counted.order)
+        self.min, self.max = 0, len(counted.order)
         self.draw = random.Random(network.seed)
         self.groups: list[Any] = []
         self.row = ipywidgets.Box(layout=ipywidgets.Layout(flex_flow="row wrap", display="flex"))
@@ -115,14 +115,10 @@ class ReadyButtons(ipywidgets.VBox):
         self._refresh()
         self.observe(self._reach, names="value")
 
-    @property
-    def options(self) -> list[tuple[str, int]]:
-        return [(str(stop), stop) for stop in range(self.last + 1)]
-
     def _tools(self) -> list[Any]:
         moves: dict[str, Callable[[], list[int]]] = {
-            "one at random": lambda: [min(self.value + 1, self.last)],
-            "all at random": lambda: [0, self.last] if self.value == self.last else [self.last],
+            "one at random": lambda: [min(self.value + 1, self.max)],
+            "all at random": lambda: [0, self.max] if self.value == self.max else [self.max],
             "undo": lambda: [max(0, self.value - 1)],
             "again": lambda: [0],
         }

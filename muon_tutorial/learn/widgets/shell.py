@@ -77,11 +77,11 @@ def stops(control: Any) -> dict[str, Any]:
     if hasattr(control, "options"):
         pairs = [option if isinstance(option, tuple) else (option, option) for option in control.options]
         return {str(label): value for label, value in pairs}
-    if isinstance(control, ipywidgets.Box):
-        return {button.description: number for number, button in enumerate(control.children)}
     if isinstance(control.value, int) and hasattr(control, "max"):
         values = range(control.min, control.max + 1, getattr(control, "step", 1))
         return {str(value): value for value in values}
+    if isinstance(control, ipywidgets.Box):
+        return {button.description: number for number, button in enumerate(control.children)}
     raise TypeError(f"the values of a {type(control).__name__} cannot be counted")
 
 
@@ -160,13 +160,9 @@ class Player(ipywidgets.HBox):
         self.button = ipywidgets.Play(value=first, min=first, max=last, step=1, interval=interval)
         self.link = ipywidgets.jslink((self.button, "value"), (self.slider, "value"))
         super().__init__([self.button, self.slider])
-        self.description = label
+        self.description, self.min, self.max = label, first, last
         self.value = first
         ipywidgets.link((self.slider, "value"), (self, "value"))
-
-    @property
-    def options(self) -> list[tuple[str, int]]:
-        return [(str(stop), stop) for stop in range(self.slider.min, self.slider.max + 1)]
 
 
 def play(

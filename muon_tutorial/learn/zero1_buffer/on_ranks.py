@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,12 +64,12 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
     )
 
 
-def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, int]:
-    """How many matrices a rank works on in the smallest buckets, and how many times faster a step with
-    the largest is, as the nearest of 1, 2 and 6."""
+def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, float]:
+    """How many matrices a rank works on in the smallest buckets, how many collectives a step makes with the
+    largest, and how many times faster it is then."""
     first, *_, last = (max(each.seconds for each in one_size) for one_size in zip(*costs, strict=True))
-    faster = min((1, 2, 6), key=lambda times: abs(math.log(first / last / times)))
-    return {"matrices": max(of_rank[0].worked for of_rank in costs), "faster": faster}
+    matrices = max(of_rank[0].worked for of_rank in costs)
+    return {"matrices": matrices, "collectives": costs[0][-1].collectives, "faster": round(first / last, 1)}
 
 
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
