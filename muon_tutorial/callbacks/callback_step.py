@@ -76,7 +76,7 @@ class CallbackStep:
         self.present = None
 
     def agree(self, fingerprint: Fingerprint, rest: Sequence[Tensor] = ()) -> Walk:
-        """Find out which gradients exist, before anything changes. Gradients of ``rest`` are checked, too.
+        """Find out which gradients exist, before anything changes. Those of ``rest`` must be finite.
 
         All ranks of ``state["agree_group"]`` must run it, and all raise the same error.
 
@@ -84,7 +84,7 @@ class CallbackStep:
             GradientError: a gradient is missing on only some ranks, or is not finite.
             MismatchError: the ranks' fingerprints differ.
         """
-        others = [None if param.grad is None else local_part(param.grad) for param in rest]
+        others = [local_part(param.new_zeros(0) if param.grad is None else param.grad) for param in rest]
         grads = [*(parameter.grad for parameter in self.parameters), *others]
         names = [*self.names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
         own = OwnGradients([] if fingerprint.error else grads, names, MISSING)

@@ -22,9 +22,9 @@ from ..engine.collective import Label, Walk
 from ..engine.travel import travel
 from ..errors import GradientError, MismatchError
 from ..parameters.describe_matrices import named_params
-from ..parameters.dtensor_placements import dtensor_cuts
 from ..plan.layout import Hop, Owned, Replicate, Route
 from ..step.agreement import HASHES, checksum, say_outliers, say_ranks
+from ..step.clipping import sharded_dims
 from ..step.momentum import MomentumShard
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
@@ -292,10 +292,10 @@ def _beside(
     for params, states, named in groups:
         for name, param in params:
             if isinstance(param, DTensor) and (names := _axes_along(param.device_mesh, world)):
-                cut = {axis for axis, _ in dtensor_cuts(name, param, names)}
-                axes = frozenset(names) - cut
-                lacks = (axis for axis in world.grid.axes if axis not in names)
-                missing = frozenset(axis for axis in lacks if world.grid.size(axis) > 1)
+                lacks = frozenset(axis for axis in world.grid.axes if world.grid.size(axis) > 1) - {*names}
+                shared = lacks & ({"dp"} - assumed)  # as for plain parameters
+                axes = (frozenset(names) - {names[dim] for dim in sharded_dims(param)}) | shared
+                missing = lacks - shared
             elif plain and assumed and not isinstance(param, DTensor):
                 grad = torch.zeros_like(param) if param.grad is None else param.grad
                 kinds = ((name, param.detach()), (f"the gradient of {name}", grad))
@@ -313,9 +313,10 @@ def _beside(
             value, its = (Replica(said, parts, axes, named) for said, parts in held)
             yield value, its
             if missing:
+                along = " and ".join(sorted(missing))
                 warning = (
-                    f"it is a DTensor whose mesh has no {' or '.join(sorted(missing))}, so nothing keeps "
-                    "copies along it equal. Begin with the same seed or file on all ranks"
+                    f"the parameter is a DTensor whose mesh has no {along}, so its copies along {along} may "
+                    "drift apart. Begin with the same values on all ranks, and average its gradient there"
                 )
                 value, its = (Replica(said, parts, missing, named, missing, warning) for said, parts in held)
                 yield value, its
@@ -370,8 +371,10 @@ def _differing(
     if not axes or not replicas:
         return []
     device = torch.device("cpu") if world.mesh.device_type == "cpu" else replicas[0].parts[0].device
-    each = [replica.hash for replica in replicas] if hashes is None else hashes
-    numbers = torch.stack([it.to(device) for it in each]).double()
+    if hashes is None:  # a tensor may be compared twice, along different axes
+        once = {id(it.parts): it.hash for it in {id(it.parts): it for it in replicas}.values()}
+        hashes = [once[id(it.parts)] for it in replicas]
+    numbers = torch.stack([it.to(device) for it in hashes]).double()
     flags = torch.stack([numbers, numbers.square()], dim=1)  # [hashes, 2]: the sums show what differs
     wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:

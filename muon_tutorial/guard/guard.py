@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -228,7 +228,7 @@ class Guard:
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
-        if max_norm is not None and any(_is_cut_beyond(self.steps.made[0].world, param) for param in beside):
+        if max_norm is not None and any(_are_cut_beyond(self.steps.made[0].world, beside)):
             error = error or UsageError(CLIP_BY_HAND)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
@@ -523,15 +523,15 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
     return steps[0].step
 
 
-def _is_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, param: Tensor) -> bool:
-    """Whether ranks outside the world hold pieces of a parameter, which a norm over the world would miss."""
-    if not isinstance(param, DTensor) or not isinstance(world, LiveWorld):
-        return False
-    mesh, cuts, place = param.device_mesh, sharded_dims(param), param.device_mesh.get_coordinate()
-    if place is None:
-        return True
-    pieces = mesh.mesh[tuple(slice(None) if dim in cuts else at for dim, at in enumerate(place))]
-    return not {*pieces.flatten().tolist()} <= {*world.mesh.mesh.flatten().tolist()}
+def _are_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, params: Sequence[Tensor]) -> Iterator[bool]:
+    """For each kind of DTensor: whether ranks outside the world hold pieces that its norm would miss."""
+    if not isinstance(world, LiveWorld):
+        return
+    inside = {*world.mesh.mesh.flatten().tolist()}
+    for mesh, cuts in {(it.device_mesh, (*sharded_dims(it),)) for it in params if isinstance(it, DTensor)}:
+        at = mesh.get_coordinate() or ()
+        pieces = mesh.mesh[tuple(slice(None) if dim in cuts else place for dim, place in enumerate(at))]
+        yield not {*pieces.flatten().tolist()} <= inside
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
@@ -572,13 +572,15 @@ def _warn_of_others_gradients(params: Sequence[Tensor], world: LiveWorld) -> Non
     total = 0
     for param in without(own, (param for group in groups for param in group["params"])):
         cut = isinstance(param, DTensor) and torch.isin(dp, param.device_mesh.mesh).sum() > 1
-        if type(grad := param.grad) in (Tensor, DTensor) and grad is not None and is_dense(grad) and not cut:
+        grad = param.grad
+        known = grad is not None and type(grad) in (Tensor, DTensor) and not grad.is_meta
+        if grad is not None and known and is_dense(grad) and not cut:
             total += int(checksum(local_part(grad)))
     if len({*gather_objects(total, world.group(("dp",)))}) > 1:
         warnings.warn(
             "another optimizer's gradients are not the same on all ranks along dp, and this Muon averages "
-            "only its own: step both by MuonWithAdamW(muon, adamw), or pass the other parameters to "
-            "ready_gradients(rest=…) before each step, unless you average them later, or each rank has its "
-            "own parameters",
+            "only its own. Put both optimizers into one MuonWithAdamW(muon, adamw), or call "
+            "muon.ready_gradients(rest=…) before each step. If you average them after muon.step(), or each "
+            "rank has parameters of its own, ignore this",
             stacklevel=4,
         )

@@ -67,7 +67,7 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
     for number, (group, before, now) in enumerate(zip(saved, theirs, ours, strict=True)):
         for key in ("parts", "transposed"):
             mine = own[number].get(key)
-            if group.get(key, mine) != mine:
+            if _spelled(group.get(key, mine)) != _spelled(mine):
                 raise UsageError(
                     f"group {number} was saved with {key}={group[key]!r} and has {mine!r} here: make the "
                     "optimizer with the saved value; if it was wrong, correct it in param_groups after that"
@@ -78,7 +78,8 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
                 names = own[number]["param_names"]
                 group = {**group, "params": [params[name] for name in now], "param_names": list(names)}
             elif shared & {*before, *now}:
-                gone, new = min({*before} - {*now}), min({*now} - {*before})
+                gone = min({*before} - {*now}, default=before[0])
+                new = min({*now} - {*before}, default=now[0])
                 raise UsageError(
                     f"group {number} was saved with {gone} and has {new} here, which would get the state of "
                     "another parameter: load into an optimizer with the same parameters in each group; if "
@@ -86,6 +87,11 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
                 )
         ordered.append(group)
     return ordered
+
+
+def _spelled(said: Any) -> Any:
+    """Return ``parts`` in one spelling, where there are two; a ``transposed`` is returned as it is."""
+    return ("heads", said) if type(said) is int else None if said == "flatten" else said
 
 
 def _names(group: Group) -> list[str]:

@@ -6,7 +6,7 @@ The plan is compared across ranks once, when it is made. If ranks differ, all of
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,9 @@ def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim
     known: dict[Tensor, int] = {}
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        indices = kept_indices([param for group in groups for param in group["params"]], known)
+        params = [param for group in groups for param in group["params"]]
+        by_index = isinstance(tp_dim, Mapping) or callable(tp_dim)
+        indices = kept_indices(params, known) if by_index else None
 
         def make() -> Plan:
             plan = builder(describe_matrices(groups, world.at, tp_dim, indices), world.grid)

@@ -80,7 +80,7 @@ def orthogonalize_into(
     X, Y, *padded = workspace.buffers(buffer_shapes(tuple(stored.shape), recipe), recipe.dtype, out.device)
     if stored is not wide:
         X, Y = X.mT, Y.mT
-    if n % TILE and recipe.dtype is torch.bfloat16:
+    if n % TILE and padded[0].size(-1) > n and recipe.dtype is torch.bfloat16:
         for buffer in padded:
             buffer[..., n:].zero_()
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]

@@ -144,13 +144,15 @@ class MomentumShard:
         state = self.parameter.state
         saved = state.get("momentum_buffer")
         matrix = self.shards[0].entry.matrix
+        piece, loaded = at.position(*matrix.axes), state.pop("piece", None)
         if matrix.cuts and not self.flat and not isinstance(self.parameter.param, DTensor):
-            piece = at.position(*matrix.axes)
-            if state.setdefault("piece", piece) != piece:  # states of older versions have none
+            is_piece = saved is not None and tuple(saved.shape) == self.shape
+            if is_piece and loaded not in (None, piece):  # states of older versions have none
                 raise UsageError(
-                    f"{matrix.name}: this is the momentum of piece {state['piece']} of the parameter; {at} "
-                    f"has piece {piece}: load each rank's own state, or use load_checkpoint()"
+                    f"{matrix.name}: this is the momentum of piece {loaded} of the parameter; {at} has piece "
+                    f"{piece}: load each rank's own state, or use load_checkpoint()"
                 )
+            state["piece"] = piece
         where: Any = {"dtype": gradient_dtype(self.parameter.param), "device": self.parameter.param.device}
         mine = torch.zeros(self.shape, **where) if saved is None else self._cut(saved, at)
         state["momentum_buffer"] = mine if self.flat else placed_as(mine, self.parameter.param)

@@ -423,4 +423,4 @@ def beside_adamw_in_all_ways(rank: int) -> dict[str, list[str]]:
 def test_an_adamw_beside_whose_gradients_are_not_averaged_causes_one_warning() -> None:
     for found in launch(beside_adamw_in_all_ways, 2):
         assert {way: len(said) for way, said in found.items() if said} == {"nothing": 1, "alone": 1}
-        assert "averages only its own: step both by MuonWithAdamW(muon, adamw)" in found["nothing"][0]
+        assert "Put both optimizers into one MuonWithAdamW(muon, adamw)" in found["nothing"][0]
