@@ -31,8 +31,8 @@ from ..worlds.local import LocalMesh
 from .config import DistributedConfig
 
 ReadParameters = Callable[[Sequence[Tensor], Sequence[int]], list[MeshParameters]]
-"""Finds out which meshes parameters lie on, and how they are cut, from the parameters and the indices that
-``tp_dim`` gets for them. All ranks of the meshes must call it."""
+"""Finds out which meshes parameters lie on, and how they are cut. It gets the parameters, and each one's
+index for ``tp_dim``. All ranks of the meshes must call it."""
 
 # For each axis of a plan, the names that a mesh dimension with the same meaning may have.
 ROLES = {

@@ -162,7 +162,8 @@ def follow_changes(
 def check_alternation(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: Mapping[Tensor, Any]
 ) -> None:
-    """Raise ``UsageError`` if other lines alternate in a parameter whose momentum ranks keep in slices.
+    """Raise ``UsageError`` if other lines are interleaved in a parameter than before, and ranks keep slices
+    of it.
 
     A slice would then hold other elements. Other changes of ``parts`` also change ``kept`` in the state, so
     they are refused when the step is made.

@@ -53,7 +53,7 @@ class Replica:
     ``named`` is whether the user gave the name. A name that the user did not give is a position in a list,
     which may differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because
     each rank may have a tensor of its own, such as an expert that FSDP2 was told to ignore. If there is a
-    ``warning``, a difference causes a warning that ends with it, and no error.
+    ``warning``, a difference causes a warning that contains it, and no error.
     """
 
     name: str
@@ -88,11 +88,11 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, with a few small sums per axis.
 
     The companions' DTensors are compared if their mesh's dimensions are axes of the mesh of one of ``steps``.
-    Along axes that a DTensor's mesh lacks, Muon's or a companion's, each rank may have its own, so a warning
-    names one that differs. The companions' plain parameters must be the same along ``dp``, and along ``tp``
-    if their ``partition_dim`` is negative. Plain parameters among DTensors may differ, because each rank may
-    have its own parameters. FSDP2 does not average the gradients of plain parameters, so a warning names a
-    parameter that differs.
+    Along axes that its mesh lacks (``dp`` only if assumed), a DTensor of Muon or a companion may be each
+    rank's own, so a warning names one that differs. The companions' plain parameters must be the same along
+    ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among DTensors may
+    differ, because each rank may have its own parameters. FSDP2 does not average the gradients of plain
+    parameters, so a warning names a parameter that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
     whose gradients are averaged together with Muon's gradients. All ranks must call this. Returns the result

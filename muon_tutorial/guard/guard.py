@@ -524,7 +524,7 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
 
 
 def _are_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, params: Sequence[Tensor]) -> Iterator[bool]:
-    """For each kind of DTensor: whether ranks outside the world hold pieces that its norm would miss."""
+    """For each kind of DTensor: whether ranks outside the world hold pieces, which its norm would miss."""
     if not isinstance(world, LiveWorld):
         return
     inside = {*world.mesh.mesh.flatten().tolist()}

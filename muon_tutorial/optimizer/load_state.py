@@ -70,7 +70,7 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
             if _spelled(group.get(key, mine)) != _spelled(mine):
                 raise UsageError(
                     f"group {number} was saved with {key}={group[key]!r} and has {mine!r} here: make the "
-                    "optimizer with the saved value; if it was wrong, correct it in param_groups after that"
+                    "optimizer with the saved value; if it was wrong, correct it after loading"
                 )
         if before and now and len(before) == len(now) and before != now:
             if {*before} == {*now}:

@@ -261,7 +261,7 @@ class _Sorter:
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
     def _parts(self, it: _Holding, said: Sequence[Parts]) -> Fused | None:
-        """Return the layout of the matrices in a parameter, the first that is ``said``; None if it is one."""
+        """Return the layout of a parameter's matrices: the first in ``said``, if any. None: it is one."""
         if said:
             return None if said[0] is None else Fused("as said", said[0])
         if it.is_stack:

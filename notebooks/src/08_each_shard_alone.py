@@ -230,7 +230,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # The rows of a Gaussian matrix share hardly any direction, so it makes little difference whether they are
 # orthogonalized together. The rows of a real gradient share its loud directions. Every shard by itself makes these
-# loud; joined, they are too loud, and the quiet directions nearly die.
+# loud, so in the joined update they are too loud, and the quiet directions nearly die.
 #
 # ```python
 # harmless = ("Gaussian", "rows")
@@ -379,7 +379,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Each value tells its entry's place, and a red cross marks the first misplaced one:
+# Colours show which rank an entry came from, and a red cross marks the first misplaced entry:
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)

@@ -328,7 +328,8 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request, once gradients have been averaged. What rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes its requests, without the averaging that some
+# strategies expect beforehand. What rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

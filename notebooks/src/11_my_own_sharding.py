@@ -162,8 +162,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Write `gather`, with the lists that `splits` returns. Rows are cut as in a column parallel matrix, so your function of lesson 07 tells every rank's shape:
-# `local_shape(shape, "column", place, ranks)`.
+# Write `gather`, with the lists that `splits` returns. Rows are cut as tp cuts a "column" weight in lesson 07, so your
+# function from there tells every rank's shape: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #

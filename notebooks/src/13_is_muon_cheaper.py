@@ -154,8 +154,8 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
-# all_reduce). `owner` (lesson 10) begins with averages, and the last row of each dtype adds the all_reduce that makes
-# them.
+# all_reduce). `owner` (lesson 10) expects averaged gradients, and the last row of each dtype adds the all_reduce that
+# averages them.
 #
 # ## Time, as a profiler logs it
 #
@@ -174,9 +174,10 @@ mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
 print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the launch, which only hands the work to another thread. The table calls that thread's event,
-# with the backend's name, a kernel, because on a GPU a kernel does the work. There, both CPU and GPU may also get an
-# **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up trace:
+# A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
+# that thread's. The table calls it a kernel, because on a GPU a kernel does the work. There, both CPU and GPU may also
+# get an **annotation**, a label over a stretch of time. So one collective leaves four events, as in this made-up
+# trace:
 
 # %%
 events = lesson.made_up_trace()
@@ -187,8 +188,8 @@ print(lesson.say_events(events))
 #
 # <details><summary>Hint</summary>
 #
-# Keep only kernels that communicate, in the order in which they begin. How far has their time been counted already,
-# when the next one begins?
+# Keep only kernels that communicate, in the order in which they begin. Up to which moment has time been counted when
+# the next one begins?
 #
 # </details>
 #
@@ -320,7 +321,7 @@ print(lesson.say_bytes())
 #
 # Only 0.57 hardly changes, because both of the times that it divides are about twice too long. But AdamW's run
 # averaged the gradients and Muon's did not, so even 0.59 does not compare two optimizers. By bytes, and like for like,
-# Muon sends 1.25 times what AdamW sends.
+# Muon sends 1.25 times what AdamW sends, or 1.70 with its tp gather.
 #
 # To settle it, run both with ZeRO-1, from raw gradients to new weights, with all ranks on one clock. Leave out the
 # waiting, and compare how long the kernels that communicate then ran. If Muon's take less time than AdamW's, we were
@@ -560,8 +561,8 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# On slow links `zero1` turns later, and `boundary` earlier: it sends hardly more than AdamW, in fewer steps. In which
-# settings does Muon lead if both take equally many steps?
+# On slow links Muon leads later with `zero1`, and earlier with `boundary`, which sends hardly more than AdamW, in
+# fewer steps. In which settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even

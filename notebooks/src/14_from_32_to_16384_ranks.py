@@ -371,10 +371,10 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # *Easy · 4 minutes · required*
 
 # %% tags=["stub", "predict"]
-# forward takes 2 operations for each token and entry, and in backward gradients are still summed, each into one slice
+# forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
 zero3 = ...  # the most ranks along dp whose computing hides ZeRO-3's collectives, with lesson.TOKENS, FLOPS and card()
 # tokens × D, times D × F, times F × D: tp cuts both matrices along F, and one all_reduce sums the outputs, tokens × D
-tp_ranks = ...  # the most tp ranks for which it takes no longer, over cards, than the products, with F = lesson.WIDTH
+tp_ranks = ...  # the most tp ranks with which it takes no longer, over cards, than the products; F = lesson.WIDTH
 
 # %% tags=["answer"]
 compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
@@ -386,9 +386,9 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # its own part, with 2 operations for each token and entry, where backward has 4 for two parts. So the limit is the
 # same.
 #
-# tp's products take 4 · tokens · D · F / (P · flops) seconds, and the all_reduce 4 · tokens · D · (P − 1) /
-# (P · bandwidth). The tokens cancel, and F takes their place: P − 1 ≤ F · bandwidth / flops. A larger batch does not
-# help, and over network cards tp ends within a node's 8 GPUs. Over NVLink it could be much larger.
+# tp's products take 4 · tokens · D · F / (P · flops) seconds, and the all_reduce 4 · tokens · D · (P − 1) / (P ·
+# bandwidth). The tokens cancel, and F takes their place: P − 1 ≤ F · bandwidth / flops. A larger batch does not help,
+# and over network cards the limit is below a node's 8 GPUs. Over NVLink it could be much larger.
 #
 # ```python
 # zero3 = most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card())

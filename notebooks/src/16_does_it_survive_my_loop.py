@@ -339,7 +339,7 @@ compare({"decays_more": decays_more, "stops": stops}, lesson.found_traps())
 #
 # `from_model` knows embedding and head by their names and places, and leaves them to AdamW. If your head has an
 # unusual name, name it in `exclude=["…"]`. FSDP2 sets the sum's dtype: `MixedPrecisionPolicy(…,
-# reduce_dtype=torch.float32)`. `CheckpointManager` leaves out of a key what torch.compile adds. If keys changed in
+# reduce_dtype=torch.float32)`. `CheckpointManager` removes what torch.compile adds to a key. If keys changed in
 # another way between saving and loading, its `load` refuses, too, and `rename=` tells it which key is which.
 #
 # </details>
@@ -501,8 +501,8 @@ print(my_muon.say_yours())
 # Copy your page, as `one_page.py`, into the folder with your `ring.py` and `zero3.py` (the reference stands in for
 # what is missing of these two). There, `python -m muon_tutorial.learn.builds one_page` writes `test_one_page.py`. Run
 # it with `python test_one_page.py`. ZeRO-3 gives each rank an equal part of every flat weight. Here a part is whole
-# rows, as if tp had cut the matrix. So in the last stage ZeRO-3's ranks are your page's tp, and ZeRO-3's parts, seen
-# as rows, its pieces.
+# rows, as if tp had cut the matrix. So in the last stage, your page treats ZeRO-3's ranks as tp ranks, and ZeRO-3's
+# parts, seen as rows, as tp's pieces.
 #
 # </details>
 #

@@ -121,7 +121,7 @@ class Setting:
 def say_turns(break_even: Callable[[float, float, float, float], float], times: float = 1.1) -> str:
     """A table of the tokens a step from which Muon leads, by strategy and speed of the links."""
     forward = forward_backward(TOKENS[0]) / TOKENS[0]
-    lines = [f"Tokens a step that put Muon ahead (all fp32; AdamW takes {times} × as many steps):"]
+    lines = [f"Tokens per step from which Muon leads (all fp32; AdamW takes {times} × as many steps):"]
     lines += [f"{'':10}" + "".join(f"{say_bandwidth(link):>12}" for link in LINKS.values())]
     for strategy in STRATEGIES:
         cells = ""

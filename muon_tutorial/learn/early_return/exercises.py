@@ -150,7 +150,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
-    hints = ("A micro-batch is back on stage 0 after 2 · stages turns. How many F and B fit into them?",)
+    hints = ("A micro-batch is back after `stages` F and `stages` B. How many pairs of them fit in there?",)
     praise = "As idle as GPipe, but a stage keeps at most one micro-batch for itself and each later stage."
     return Exercise(_judge_schedule, hints, praise, optional=True)
 
