@@ -143,9 +143,12 @@ class CheckpointManager:
         Raises:
             CheckpointError: the save failed, and no earlier call has raised its error.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.wait()
+        if (pending := self._pending) is not None:
+            try:
+                pending.wait()
+            finally:
+                if pending.done:  # if Ctrl-C ended the wait, the save still reads its copies
+                    self._pending = None
 
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.

@@ -53,7 +53,8 @@ def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
     shares: list[list[Place]] = [[] for _ in summaries]
     elements = [0] * len(summaries)
     for (key, offset), ranks in holders.items():
-        writer = min(ranks, key=lambda rank: elements[rank])
+        is_buffer = key in summaries[ranks[0]].buffers  # may differ: take all from one rank
+        writer = ranks[0] if is_buffer else min(ranks, key=lambda rank: elements[rank])
         shares[writer].append((key, offset))
         elements[writer] += math.prod(summaries[writer].outlines[key].boxes[offset][0])
     return shares

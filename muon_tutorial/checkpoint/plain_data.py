@@ -17,6 +17,7 @@ from pickle import PicklingError, UnpicklingError
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
 
@@ -84,6 +85,10 @@ def from_json(value: Any) -> Any:
 
 def dump_plain(name: str, value: Any) -> bytes:
     """Return the bytes of a file that holds ``value``; error messages refer to the value as ``name``."""
+    if (where := _dtensor_in(name, value)) is not None:
+        raise CheckpointError(
+            f"{where} is a DTensor, of which only rank 0's piece would be saved: pass its full_tensor()"
+        )
     data = _dumped(value)
     if data is None:
         where, culprit = _culprit(name, value)
@@ -115,12 +120,23 @@ def _dumped(value: Any) -> bytes | None:
 
 def _culprit(name: str, value: Any) -> tuple[str, Any]:
     """Find the innermost part that cannot be saved: its path, such as ``extra['x'][0]``, and its value."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, Mapping):
-        parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        parts = [(f"{name}[{index}]", part) for index, part in enumerate(value)]
-    for where, part in parts:
+    for where, part in _parts(name, value):
         if _dumped(part) is None:
             return _culprit(where, part)
     return name, value
+
+
+def _dtensor_in(name: str, value: Any) -> str | None:
+    """Return the path of the first DTensor in a value."""
+    if isinstance(value, DTensor):
+        return name
+    return next(filter(None, (_dtensor_in(*part) for part in _parts(name, value))), None)
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a container, each with its path."""
+    if isinstance(value, Mapping):
+        return [(f"{name}[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    return []

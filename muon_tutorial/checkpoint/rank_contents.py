@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
@@ -136,6 +137,9 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     steps = muon.plan_steps if isinstance(muon, Muon) else []
     _check_live(muon)
     at = next((step.at for step in steps), Grid((), ()).at(0))
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # after a forward without a backward, the root's are not sharded
+            module.reshard()
     named = [*_named(model.named_parameters(), model, rename)]
     buffers = [*_named(_buffers(model), model, rename)]
     first: dict[str, Tensor] = {}

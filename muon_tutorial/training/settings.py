@@ -13,7 +13,7 @@ Backend = Literal["gloo", "nccl"]
 
 WARMUP_SHARE = 0.1
 FINAL_LR_SHARE = 0.1
-LARGEST_SEED = 2**62
+LARGEST_SEED = 2**43
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,21 @@ import copy
 import errno
 import os
 import random
+from concurrent.futures import Future
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
-from muon_tutorial.checkpoint import CheckpointManager, folders, load_checkpoint
+from muon_tutorial import MuonWithAdamW, launch
+from muon_tutorial.checkpoint import CheckpointManager, folders, load_checkpoint, manager
+from muon_tutorial.checkpoint.compare_ranks import SaveSummary, TensorOutline
+from muon_tutorial.checkpoint.piece_files import divide
 from muon_tutorial.errors import CheckpointError, UsageError
 
+from ..configs.setups import error_of
 from .models import Pair, assert_same_bits, fresh, trained
 from .test_integrity import with_one_bit_flipped
 
@@ -117,6 +123,51 @@ def test_an_extra_that_cannot_be_saved_is_told_by_the_thread_too(tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"extra\['act'\] is a builtin_function_or_method"):
         pending.wait()
     assert not any(tmp_path.iterdir())
+
+
+def test_a_save_whose_wait_was_interrupted_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, waits = CheckpointManager(tmp_path), Mock(side_effect=[KeyboardInterrupt, None])
+    saved = Future[None]()
+    kept._pending = manager.PendingSave(saved)
+    monkeypatch.setattr(manager, "wait", waits)
+    with pytest.raises(KeyboardInterrupt):
+        kept.wait()
+    saved.set_result(None)
+    kept.wait()
+    kept.wait()
+    assert waits.call_count == 2
+
+
+def in_a_run_of_fsdp2(rank: int, folder: str) -> tuple[str, str]:
+    """Save after a forward pass without a backward one, and then with a DTensor in ``extra``."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+    fully_shard(model)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    model(torch.ones(2, 6)).sum().backward()
+    both.step()
+    with torch.no_grad():
+        model(torch.ones(2, 6))
+    kept = CheckpointManager(folder)
+    kept.save(1, model, both)
+    return error_of(lambda: kept.save(2, model, both, extra={"ema": [*model.parameters()]}))
+
+
+def test_fsdp2_saves_after_an_evaluation_and_no_piece_in_extra(tmp_path: Path) -> None:
+    for kind, said in launch(in_a_run_of_fsdp2, 2, args=(str(tmp_path),)):
+        assert kind == "CheckpointError"
+        assert "extra['ema'][0] is a DTensor, of which only rank 0's piece would be saved" in said
+    assert CheckpointManager(tmp_path).latest_step() == 1
+
+
+def test_one_rank_writes_all_buffers() -> None:
+    outlines = {f"model.{i}": TensorOutline((4,), "torch.float32", {(0,): ((4,), 0)}) for i in range(6)}
+    summaries = [SaveSummary("", {}, outlines, {"model.0", "model.3", "model.4"})] * 3
+    shares = [{key for key, _ in share} for share in divide(summaries)]
+    assert shares[0] >= {"model.0", "model.3", "model.4"}
+    assert set.union(*shares) == {*outlines}
 
 
 @pytest.mark.parametrize("damage", ["a bit", "a file", "the manifest"])

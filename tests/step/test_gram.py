@@ -188,6 +188,9 @@ def test_recipes_without_a_gram_form_are_refused_at_construction_where_a_matrix_
             make(orthogonalize=name)
     with pytest.raises(UsageError, match="map a singular value"):
         make(ns_coefficients=(8.0, -20.0, 20.0))
+    with pytest.raises(UsageError, match="Take fewer steps, or another strategy"):
+        make(ns_steps=7)
+    make(ns_steps=6)
     make(orthogonalize="minimax")
     seated(Grid.of(dp=2), SMALL, UNEVEN, orthogonalize="turbo")  # nothing is cut
 
