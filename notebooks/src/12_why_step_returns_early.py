@@ -78,8 +78,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
 # The call is **asynchronous**: it hands the tensor to another thread and returns. Until `handle.wait()` returns,
-# neither read nor write the tensor. On a GPU every operation works like that unless its result is read (`.item()`, `.cpu()`), so `step()` returns when its kernels
-# (GPU programs) are launched.
+# neither read nor write the tensor. On a GPU every operation works like that, until a result is read (`.item()`), so
+# `step()` returns when its kernels (GPU programs) are launched.
 #
 # <details><summary>Three traps with a stopwatch on a GPU</summary>
 #
