@@ -290,7 +290,7 @@ def found_traps() -> dict[str, str]:
 
 def say_traps(seed: int) -> str:
     model = tiny_job.TinyModel()
-    renamed: Any = torch.compile(model)
+    refused = model.load_state_dict(torch.compile(model).state_dict(), strict=False).unexpected_keys
     named = dict(model.named_parameters())
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
@@ -307,8 +307,7 @@ def say_traps(seed: int) -> str:
         "embedding, head": "they have two dimensions, too: by shape alone, Muon would take "
         f"{by_shape} matrices, not {hidden}",
         "reduce dtype": f"the sum of {PARTS} gradients, added in bfloat16, is off by {lost:.1%}",
-        "checkpoint keys": "load_state_dict refuses those of torch.compile, such as "
-        f"{next(iter(renamed.state_dict()))}",
+        "checkpoint keys": f"load_state_dict refuses those of torch.compile, such as {refused[0]}",
     }
     return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 
