@@ -290,7 +290,8 @@ def found_traps() -> dict[str, str]:
 
 def say_traps(seed: int) -> str:
     model = tiny_job.TinyModel()
-    refused = model.load_state_dict(torch.compile(model).state_dict(), strict=False).unexpected_keys
+    renamed: Any = torch.compile(model)
+    refused = model.load_state_dict(renamed.state_dict(), strict=False).unexpected_keys
     named = dict(model.named_parameters())
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
