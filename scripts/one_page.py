@@ -2,16 +2,16 @@
 
     torchrun --nproc-per-node 4 scripts/one_page.py --dp 2 --tp 2
 
-The ranks form a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
-the comment above it names both, in an extension of the JAX scaling book's notation:
+The ranks form a grid of dp × tp. Each phase of ``step()`` but the fourth takes a tensor from one layout to
+the next, and the comment above it names both, in an extension of the JAX scaling book's notation:
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
     W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
-    w[B]          a small letter is a flat buffer: a tp rank's pieces of all matrices; dp ranks have copies
+    w[B]          a flat buffer of B elements: a tp rank's pieces of all matrices; dp ranks have copies
     w[a:b]        a range of the buffer: one matrix's piece, then any padding
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
-    X[I, J]@dp=k  owned: only dp place k has it, on all its tp ranks (or several k, if slices cut w[a:b])
+    X[I, J]@dp=k  owned: the tp ranks at dp position k have it (at several k, if slices meet in w[a:b])
 
 Phases 5 and 6 undo 3 and 2. Phase 7 undoes only the scatter of phase 1, for weights: w[B_dp] to w[B]. The sum
 of phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, rms_norm
 
 @dataclass
 class Matrix:
-    """Where a matrix lies and how tp cuts it (Moonshot's ``dist_meta``), the same on every rank."""
+    """Where a matrix lies and how tp cuts it (``dist_meta`` in Moonshot's code), the same on every rank."""
 
     shape: tuple[int, int]  # (I, J), of the whole matrix
     tp_dim: int  # the dimension that tp cuts: 0 for rows, 1 for columns
@@ -52,19 +52,19 @@ class DistributedMuon:
     """torch.optim.Muon for matrices that tp has cut. dp shares out momentum and Newton–Schulz's work.
 
     ``params``: tuples of this rank's piece (fp32, as ``chunk`` cuts), the whole shape, the dim that tp cuts.
-    Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.
+    Their gradients are views of this object's buffer, which ``step`` clears; ``zero_grad`` would detach them.
     """
 
     def __init__(self, params: list[tuple], mesh: DeviceMesh, lr=0.02, momentum=0.95, weight_decay=0.1):
         self.lr, self.mu, self.weight_decay = lr, momentum, weight_decay
-        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # the grid's column and row
+        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # same tp; same dp
         self.dp, self.tp = self.dp_group.size(), self.tp_group.size()
 
         # The plan: one list of all matrices, laid one after the other in a buffer that dp cuts into slices.
         self.matrices, end = [], 0
         for _, shape, tp_dim in params:
             most, across = math.ceil(shape[tp_dim] / self.tp), shape[1 - tp_dim]
-            lengths = [max(0, min(most, shape[tp_dim] - most * place)) for place in range(self.tp)]
+            lengths = [max(0, min(most, shape[tp_dim] - most * rank)) for rank in range(self.tp)]
             self.matrices.append(Matrix(shape, tp_dim, lengths, slice(end, end + most * across)))
             end += most * across
         size = math.ceil(end / self.dp)  # B/dp, the elements of a slice; padding fills the buffer up to B
@@ -104,17 +104,16 @@ class DistributedMuon:
 
         # Momentum, then Nesterov: m[B_dp], x[B_dp]. Both go element by element, so a slice suffices.
         self.momentum.lerp_(grad, 1 - self.mu)
-        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz is in bf16: sends half the bytes
+        x = grad.lerp(self.momentum, self.mu).bfloat16()  # bf16, as Newton–Schulz needs: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has all of its tp piece of each matrix.
-        x = self.gather_over_dp(x)  # [B]: sends all; a matrix inside one slice could do without
+        x = self.gather_over_dp(x)  # [B]; only matrices that lie in two slices need it, but the code is short
 
         for matrix in self.matrices:
-            # dp place k works on a matrix if slice k overlaps its slot. If slices meet inside the slot,
-            # several places repeat the work. All tp ranks of a place repeat it, too: phase 3 gives X to each.
+            # dp position k works on a matrix if slice k overlaps its slot: several do if slices meet inside.
+            # The tp ranks at k repeat the work, too. Their slices are equal, so they all make the same calls.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
-
             # Phase 3, gather over tp: X[I, J_tp] → X[I, J]@dp=k, or from X[I_tp, J] where tp cuts rows.
             X = self.gather_over_tp(matrix, x)
 
@@ -124,10 +123,10 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, into x.
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y here in place of x; padding is 0.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y into all slots of this slice.
         y = x[self.slice]  # [B/dp]
 
-        # Decay and step w[B_dp]; the whole matrix's shape sets the step. `last` may lie beyond w's end.
+        # Decay and step w[B_dp]; the whole matrix's shape sets the step. w[first:last] may be empty.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
             first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
@@ -180,9 +179,10 @@ def train(dp: int, tp: int, steps: int) -> None:
         loss.backward()
         summand.backward(total.grad)  # d total / d summand is the identity
 
-        # torch's Muon gets the gradients that phase 1 averaged. One process with all the data might add them
-        # up in another order, so its gradients could differ in their last bits.
+        # A sum in another order than phase 1's may differ in its last bits, so torch's Muon gets phase 1's.
+        dist.all_reduce(again := ours.grads / dp, group=ours.dp_group)  # g[B]{U_dp} → g[B]
         average = ours.gather_over_dp(ours.step())  # g[B_dp] → g[B]
+        torch.testing.assert_close(average, again)
         for whole, matrix in zip(wholes, ours.matrices, strict=True):
             whole.grad = ours.gather_over_tp(matrix, average)  # G[I, J_tp] → G[I, J]
         stock.step()

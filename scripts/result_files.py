@@ -37,7 +37,7 @@ def write_results(
     """Write a script's measurements as Markdown for people and JSON for programs, in two files.
 
     The files have the script's name (without ``.py``), or the two ``names``. ``facts`` describe the machine;
-    ``pictures`` maps pictures in their folder to captions; ``more`` goes only into the JSON.
+    ``pictures`` maps names of picture files in ``out`` to captions; ``more`` goes only into the JSON.
 
     Raises:
         UsageError: a file cannot be written.

@@ -1,8 +1,9 @@
 """``CheckpointManager``: saves checkpoints by step into a folder, and keeps only the newest.
 
-``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
-newest checkpoint, and is written after that checkpoint. This module decides where to save and which
-checkpoints to keep; ``saving`` and ``loading`` do the rest.
+``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The first line of the file ``latest`` is
+the name of the newest checkpoint; the next lines name those that the same run saved before it. The file is
+written after the checkpoint. This module decides where to save and which checkpoints to keep; ``saving`` and
+``loading`` do the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .verify_files import damage_of, open_checkpoint
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 100  # bytes that ``latest`` may have
+_LONGEST = 2**16  # bytes that ``latest`` may have
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -50,8 +51,9 @@ class CheckpointManager:
     Args:
         folder: made when the first checkpoint is saved.
         keep: how many complete checkpoints to keep: the one saved last, and those of the steps closest before
-            it. Older ones are removed. Anything else in the folder stays, such as a checkpoint that is being
-            copied there.
+            it. If the run was resumed from an earlier step, its own checkpoints come before those that were
+            abandoned. Older ones are removed. Anything else in the folder stays, such as a checkpoint that
+            is being copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -172,14 +174,17 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Steps after the one in ``latest`` come last, because they were saved
-        before the run was resumed from an earlier step."""
-        pointed_to = None
+        """The steps, newest first. Steps that ``latest`` does not name come later, and those after its first
+        step last: they may have been saved before the run was resumed from an earlier step."""
+        run = self._named_by_latest()
+        last = max(run, default=math.inf)
+        return sorted(set(self._steps()), key=lambda step: (step not in run, step > last, -step))
+
+    def _named_by_latest(self) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
-            data = folders.read_file(self.folder / LATEST, _LONGEST)
-            pointed_to = _step_of(data.decode("ascii").removesuffix("\n"))
-        last = math.inf if pointed_to is None else pointed_to
-        return sorted(set(self._steps()), key=lambda step: (step > last, -step))
+            lines = folders.read_file(self.folder / LATEST, _LONGEST).decode("ascii").splitlines()
+            return [step for step in map(_step_of, lines) if step is not None]
+        return []
 
     def load(
         self,
@@ -228,12 +233,14 @@ class CheckpointManager:
 
     def _point_to(self, target: Path, save_id: str) -> None:
         """Write a checkpoint's name to ``latest``, and remove old checkpoints. Called on rank 0."""
-        folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
         step = _step_of(target.name)
         assert step is not None
-        older = [its for its in self._steps() if its < step and self._is_complete(its)]
+        run = [step, *(its for its in self._named_by_latest() if its < step)][: self.keep]
+        lines = "".join(f"{self._path(its).name}\n" for its in run)
+        folders.replace_file(self.folder / LATEST, lines.encode(), save_id)
+        older = [its for its in self._newest_first() if its < step and self._is_complete(its)]
         try:
-            for its in older[: max(0, len(older) - self.keep + 1)]:
+            for its in older[self.keep - 1 :]:
                 folders.remove(self._path(its), save_id)
             folders.remove_all_leftovers(self.folder)
         except OSError as error:

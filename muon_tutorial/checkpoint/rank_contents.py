@@ -255,4 +255,8 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for prefix, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     }
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in passing)
+    first: dict[Tensor, str] = {}  # a shared buffer may be persistent under one of its names only
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name not in passing:
+            first.setdefault(buffer, name)
+    yield from ((name, buffer) for buffer, name in first.items())

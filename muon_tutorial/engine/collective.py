@@ -92,7 +92,8 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Abreast(Idle):
-    """A request for nothing, at which the walks of a round wait for each other; see ``order.abreast``."""
+    """A request for nothing, at which one rank's walks of a round let each other catch up; ranks do not wait.
+    See ``order.abreast``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

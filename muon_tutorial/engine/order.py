@@ -36,8 +36,8 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
 def abreast(walks: Iterable[Walk]) -> Walk:
     """Run each walk to its next ``ABREAST``, one after the other, then continue all of them from there.
 
-    So in a round, all owners receive their matrices before any of them computes, and then they compute at the
-    same time. All ranks must run it, with the same ``walks``.
+    So a rank takes part in sending all of a round's matrices to their owners before it computes its own. No
+    owner then waits for another's Newton–Schulz. All ranks must run it, with the same ``walks``.
     """
     going = list(walks)
     while going:

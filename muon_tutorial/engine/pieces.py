@@ -66,7 +66,8 @@ class Pieces:
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
         self._parts.clear()
-        return packed.copy_(packed) if packed.is_meta else packed, stays  # on meta, one copy is enough
+        # On meta, this one copy stands for the copies of all parts.
+        return packed.copy_(packed) if packed.is_meta else packed, stays
 
     def _own(self, part: SharedPart) -> Tensor:
         box = self._box(part)

@@ -85,7 +85,8 @@ def compare_replicas(
     unstepped: Named,
     rest: Named,
 ) -> bool:
-    """Compare parameters and state on every mesh of real processes, with a few small sums per axis.
+    """Compare parameters and state on every mesh whose ranks are real processes; each axis costs a few small
+    sums.
 
     The companions' DTensors are compared if their mesh's dimensions are axes of the mesh of one of ``steps``.
     Along axes that its mesh lacks (``dp`` only if assumed), a DTensor of Muon or a companion may be each

@@ -10,7 +10,7 @@
 ``load_state``         prepares a saved state for loading: matches parameters by name, completes groups
 ``other_packages``     converts momentum from and to the formats of other packages
 ``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``
-``pair_state``         shows the states and the groups of two optimizers as one
+``combined_state``     shows the states and the groups of two optimizers as one
 ``audit``              records an optimizer's steps; ``update_verdict`` judges the recorded updates
 
 ``guard/`` holds the checks that protect ranks from each other, and an optimizer from the code around it.

@@ -70,10 +70,10 @@ class Muon(torch.optim.Optimizer):
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             A mapping from the parameter's index, or a function of index and parameter, gives a ``tp_dim`` to
-            each. A parameter keeps its index when others leave. An attribute ``partition_dim`` takes
-            precedence; ``partition_sizes`` lists an uneven cut.
-        window: how many rounds of a strategy may be in flight at once. With three, one travels to its owners,
-            one is orthogonalized, and one travels back. A model below ``round_bytes`` is one round.
+            each. Indices stay when parameters leave. An attribute ``partition_dim`` takes precedence;
+            ``partition_sizes`` lists an uneven cut.
+        window: how many rounds may be in flight at once: with three, one travels to its owners, one is
+            orthogonalized, and one travels back. A group of one dtype below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. Belongs to a parameter group.
@@ -83,16 +83,15 @@ class Muon(torch.optim.Optimizer):
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: every so many steps, ranks compare hashes of their copies of parameters and state
-            again, along every axis of the mesh. With None, ranks compare them only in the first step.
-        guard: ``"on"`` checks before every step that all ranks can take the step, and that it is the same
-            step on all. ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's
-            own messages.
+            again, along every axis of the mesh; with None, only in the first step.
+        guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
+            ``"off"``, for benchmarks, checks nothing, and ranks exchange only the step's own messages.
         overlap_grad_reduce: send each bucket's gradients, in their own process group, as soon as
             ``backward()`` has produced all of them. Only for strategies that average gradients (``zero1``,
             ``layerwise``, ``gram``); does not change the bits. When you accumulate gradients, wrap every
             ``backward()`` except the last in ``no_sync()``, and run the last on the CUDA stream of its
-            forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so do the buckets
-            after it. ``GradScaler`` is refused, because it changes gradients after backward.
+            forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so do later ones.
+            ``GradScaler`` is refused: it changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -264,9 +263,8 @@ class Muon(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``step()`` itself skips when gradients overflow; ``GradScaler`` reads this.
 
-        Ranks that step together must skip together, because a rank that skipped alone would hang the rest.
-        For DTensors this is False: ``GradScaler`` itself asks all ranks of a DTensor, and Lightning would not
-        clip for an optimizer that skips by itself.
+        Ranks must skip together, because a rank that skipped alone would hang the rest. For DTensors this is
+        False: ``GradScaler`` asks all their ranks, and Lightning would not clip if the optimizer could skip.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))
 

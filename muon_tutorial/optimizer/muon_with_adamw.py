@@ -25,9 +25,9 @@ from ..plan.strategies import Builder
 from ..step.parameter_state import same_tensors
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
+from .combined_state import PairGroups, PairState
 from .load_state import follow_names, in_order, own_lr
 from .muon import Muon
-from .pair_state import PairGroups, PairState
 from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
 from .split_table import ParameterSplit, SplitVerdict
 
@@ -88,12 +88,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, got "
                 f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model; {IN_TRAINER}"
             )
-        in_muon = {*params_of(muon)}
-        shared = [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]
-        if shared:
-            raise UsageError(
-                f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
-            )
+        _refuse_shared(muon, adamw)
         # __setstate__ sets up the base class's hooks, but not its groups, which the two optimizers hold.
         # The defaults have no "betas", so a scheduler that cycles momentum writes "momentum" into all groups.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
@@ -266,11 +261,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if self.muon.guard.skips_overflow(self.muon, self):
             self.muon.guard.after_step(self.muon, "skipped")
             return loss
-        self._look_at_groups()
         for before in self.muon._optimizer_step_pre_hooks.values():
             before(self.muon, (), {})
         error = None
         try:
+            self._look_at_groups()
             self._warn_of_unstepped()
             check_moments(self.adamw)
         except UsageError as found:  # take_step() refuses the step on all ranks
@@ -298,6 +293,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """If the groups hold new parameters, update the records of which parameters are stepped."""
         now = params_of(self)
         if not same_tensors(self._seen, now):
+            _refuse_shared(self.muon, self.adamw)
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
 
@@ -417,6 +413,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"decay_vectors": True, **state})
         self.muon.guard.companions = (self.adamw,)
+
+
+def _refuse_shared(muon: Muon, adamw: torch.optim.AdamW) -> None:
+    """Refuse parameters that both optimizers would step."""
+    in_muon = {*params_of(muon)}
+    if shared := [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]:
+        raise UsageError(
+            f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
+        )
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """Names of the parameters that got a momentum, that got AdamW's moments, and that got neither."""
+    """Names of parameters in three lists: those that got a momentum, AdamW's moments, or neither."""
 
     package: str
     momenta: tuple[str, ...]

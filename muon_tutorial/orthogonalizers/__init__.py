@@ -5,6 +5,7 @@
 ``completed_squares``   a polynomial of a matrix as a few squarings
 ``iterate``             the iterations: on the matrix, or on its Gram matrix
 ``gram``                the iteration on a Gram matrix that is summed over ranks
+``packed_symmetric``    one triangle of a symmetric matrix, packed
 ``symmetric_products``  products into existing memory; about half of a large symmetric product is computed
 ``workspace``           the memory that iterations reuse
 ``choices``             what ``"auto"`` chose for each shape, as text

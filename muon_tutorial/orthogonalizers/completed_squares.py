@@ -112,8 +112,8 @@ def _times(p: Sequence[float], q: Sequence[float]) -> Coefficients:
 
 
 def _root(p: Sequence[float]) -> Coefficients:
-    """The polynomial r with leading coefficient 1 for which ``p[-1]`` · r² has the coefficients of ``p`` in
-    the upper half of the degrees."""
+    """The polynomial r, with leading coefficient 1, such that ``p[-1]`` · r² and ``p`` agree in the upper
+    half of the degrees."""
     half = (len(p) - 1) // 2
     root = [0.0] * half + [1.0]
     for k in range(half - 1, -1, -1):

@@ -180,7 +180,7 @@ def _norms(X: Tensor) -> Tensor:
 def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
     """Scale ``X``, whose Frobenius norm is 1, as the recipe says, and scale ``A = XXᵀ`` to match."""
     if recipe.scaling == "schatten":
-        # ‖A‖ ≥ ‖X‖²/√n = 1/√n. If X's norm was below eps, ‖A‖ is less, and the clamp keeps X small.
+        # ‖A‖ ≥ ‖X‖²/√n = 1/√n. If the input's norm was below eps, ‖A‖ is less, and the clamp keeps X small.
         squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)
         X.div_(squares.sqrt())
         A.div_(squares)

@@ -22,10 +22,10 @@ class Limit:
     each: int
 
     @classmethod
-    def of(cls, in_flight: int, buffers: int) -> Limit:
-        """Return the limit with which a rank holds at most ``in_flight`` bytes of all rounds in flight."""
-        each = in_flight // IN_FLIGHT
-        return cls(in_flight if buffers == 1 else each, each)
+    def of(cls, round_bytes: int, buffers: int) -> Limit:
+        """Return the limit with which a rank holds at most ``round_bytes`` of all rounds in flight."""
+        each = round_bytes // IN_FLIGHT
+        return cls(round_bytes if buffers == 1 else each, each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,8 @@ def zero1(
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice. With several
-    rounds, slices differ in length, so each slice is reduced to its rank, and that rank later broadcasts the
-    slice's new weights.
+    rounds, slices differ in length. Short slices then travel in one all_to_all; each longer one is reduced to
+    its rank, which later broadcasts the slice's new weights.
 
     Args:
         cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
@@ -320,7 +320,7 @@ def describe_plan(plan: Plan) -> list[str]:
     return [f"strategy {plan.strategy} on {plan.grid}", *routes, *layouts] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
         f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
-        f"worked on at {'×'.join(bucket.axes)} {entry.workers.start} to {entry.workers.stop - 1}"
+        f"worked on by {'×'.join(bucket.axes)} positions {entry.workers.start} to {entry.workers.stop - 1}"
         f"{'' if entry.gram is None else ', by its Gram matrix'}"
         for bucket in plan.buckets
         for entry in bucket.entries
@@ -432,8 +432,8 @@ def _in_rounds(
 ) -> Rounds:
     """Yield the buckets of each round: one bucket if the round is within the limit, otherwise one per owner.
 
-    So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner,
-    because each of them holds ``1 / sharing`` of every weight.
+    So a round never puts more than one owner's matrices on a rank. ``sharing`` consecutive positions count as
+    one owner, because each of them holds ``1 / sharing`` of every weight.
     """
     fits = sum(weights) <= limit.all * sharing
     most = limit.all if fits else limit.each

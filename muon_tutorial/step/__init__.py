@@ -6,7 +6,7 @@
 ``reduce_gradients``    phase 1: averages each gradient on the ranks that store a part of it
 ``momentum``            updates the momentum; says which part of it each rank stores
 ``orthogonalize``       phases 2 to 6: gathers whole matrices, runs Newton–Schulz, and sends updates back
-``gram``                phases 3 to 5 for matrices that stay cut: iterates on their Gram matrices
+``sum_gram_matrices``   phases 3 to 5 for matrices that stay cut: iterates on their Gram matrices
 ``write_parameters``    weight decay and step; phase 7: sends parameters back to the model
 ``clipping``            clips all gradients by their common norm
 ``rank_bucket``         one bucket on one rank: its parameters, and their boxes, computed once

@@ -1,8 +1,9 @@
 """All ranks agree on gradients, hyperparameters and the step's number before anything changes.
 
-Every rank sends nine numbers, so even ranks with different parameters can compare theirs, and the error says
-what differs. If the sums show a problem, ranks exchange a few more numbers per gradient. At that point all
-ranks are known to have the same number of gradients, so their messages have equal lengths.
+Every rank sends nine numbers, whatever its parameters, so even ranks with different parameters can be
+compared, and the error says what differs. If the sums show a problem, ranks exchange a few more numbers per
+gradient. At that point all ranks are known to have the same number of gradients, so their messages have equal
+lengths.
 """
 
 from __future__ import annotations

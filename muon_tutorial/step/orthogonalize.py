@@ -1,4 +1,4 @@
-"""Phases 2 to 6: gather every matrix, orthogonalize it by Newton–Schulz, and send its update back."""
+"""Phases 2 to 6: gather every matrix, orthogonalize it by Newton–Schulz, and cut its update as before."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_empty(0)  # Free the buffer while other ranks work.
-    yield ABREAST  # Wait until the round's other owners have their matrices.
+    yield ABREAST  # First let the round's other buckets go to their owners.
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
-        from .gram import orthogonalize_cut
+        from .sum_gram_matrices import orthogonalize_cut
 
         yield from orthogonalize_cut(bucket, boxes)  # phases 3 to 5, for matrices that stay cut
     stacked = orthogonalize_stacks(bucket, boxes)
@@ -54,7 +54,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         del whole
         keep_box(update, boxes, matrix)
         del update
-    yield ABREAST  # Wait until all owners have computed, because the way back needs all updates.
+    yield ABREAST  # First let the round's other buckets be computed: messages back would wait for an owner.
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]

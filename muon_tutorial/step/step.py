@@ -42,17 +42,18 @@ def step_bucket(
 
     ``present`` are the parameters that have a gradient. If phase 1 has run already, ``gradient`` is its
     result. ``scale`` multiplies gradients that stay in the model. Between the phases, flat buffers contain
-    the part of the bucket that this rank stores. An empty route needs no buffer.
+    the part of the bucket that this rank stores. An empty route needs no buffer. The plan's routes say which
+    collectives run: reduce_scatter and all_gather, or reduces and broadcasts if ranks own whole matrices.
     """
     if gradient is None:
-        gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduces to owners
+        gradient = yield from reduce_gradients(bucket)  # 1: over dp, to the ranks that store the sums
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient
-    updates = yield from orthogonalize(bucket, inputs)  # 2 to 6: gather dp, tp; Newton–Schulz; and back
+    updates = yield from orthogonalize(bucket, inputs)  # 2 to 6: dp, tp; Newton–Schulz; tp, dp
     del inputs
     stepped = update_parameters(bucket, updates, present)  # [stored], the parameters' dtype
     del updates
-    yield from publish_parameters(bucket, stepped)  # 7: all_gather over dp, or broadcast by an owner
+    yield from publish_parameters(bucket, stepped)  # 7: over dp, to all ranks
 
 
 @dataclass(eq=False)

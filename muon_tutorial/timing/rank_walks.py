@@ -588,7 +588,7 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
 
 
 def _look_of(given: Any) -> Hashable:
-    """The properties of an argument on which a function of one matrix depends."""
+    """What the cost of a function of one matrix depends on in an argument: sizes, strides and dtypes."""
     if isinstance(given, Tensor):
         return given.shape, given.stride(), given.dtype
     if isinstance(given, RankMatrix):

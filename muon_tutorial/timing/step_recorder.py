@@ -21,12 +21,16 @@ from ..engine.collective import Collective, Walk
 from ..evidence.ring_bytes import ring_bytes
 from ..evidence.traces.time_split import CollectiveOfRank
 from ..plan.grid import Coordinate
-from ..step import gram, orthogonalize
+from ..step import orthogonalize, sum_gram_matrices
 from ..worlds.live import Follow, LiveWorld, Moment
 from .timed_world import Doing, Span
 from .timeline import RankFlight, StepTimeline, transfers
 
-PRODUCTS = ((orthogonalize, "newton_schulz_update"), (gram, "own_grams"), (gram, "multiply_shard"))
+PRODUCTS = (
+    (orthogonalize, "newton_schulz_update"),
+    (sum_gram_matrices, "own_grams"),
+    (sum_gram_matrices, "multiply_shard"),
+)
 """Calls of these functions are noted as Newton–Schulz."""
 
 

@@ -76,7 +76,7 @@ class TimedFlight:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """What ranks did and when. ``seconds`` is the end of the last rank."""
+    """What ranks did and when. ``seconds`` is when the last rank ends."""
 
     seconds: float
     ends: tuple[float, ...]

@@ -29,8 +29,9 @@ from ..worlds.live import LiveWorld, build_mesh, gather_objects
 from .check import Snapshot, compare, sum_over
 from .checkpoints import REASONS, SAVE, Saver, Saving, StoppedRun
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
+from .lr_schedule import lr_share
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
-from .settings import TrainSettings, lr_share
+from .settings import TrainSettings
 from .text import Batch, Text, batch_at, held_out_batches, load_text, share
 
 HELD_OUT_BATCHES = 4

@@ -11,8 +11,6 @@ from ..launching.group_timeouts import check_timeout
 
 Backend = Literal["gloo", "nccl"]
 
-WARMUP_SHARE = 0.1
-FINAL_LR_SHARE = 0.1
 LARGEST_SEED = 2**43
 
 
@@ -63,15 +61,6 @@ def check_numbers(options: object) -> None:
     for name in ("grace", "max_seconds"):
         if getattr(options, name, None) is not None:
             check_timeout(getattr(options, name), f"--{name.replace('_', '-')}")
-
-
-def lr_share(step: int, steps: int) -> float:
-    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear to 0.1."""
-    warmup = max(1, round(WARMUP_SHARE * steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 1.0 - (1.0 - FINAL_LR_SHARE) * done
 
 
 def _check_fit(s: TrainSettings) -> None:

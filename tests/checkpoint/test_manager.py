@@ -61,6 +61,18 @@ def test_a_run_that_begins_again_replaces_its_steps_and_spares_later_ones(tmp_pa
     assert manager.latest_step() == 30
 
 
+def test_abandoned_checkpoints_neither_count_nor_serve_before_the_runs_own(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        CheckpointManager(tmp_path, keep=3).save(step, *trained(1))
+    for step in (15, 25):  # resumed from step 10
+        CheckpointManager(tmp_path, keep=2).save(step, *trained(2), extra={"step": step})
+    assert names(tmp_path) == ["latest", "step-00000015", "step-00000025", "step-00000030"]
+    file = next((tmp_path / "step-00000025").glob("*.distcp"))
+    file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+    with pytest.warns(UserWarning, match="step-00000025"):
+        assert CheckpointManager(tmp_path).load(*fresh()) == {"step": 15}
+
+
 @pytest.mark.parametrize(
     "pointer", [None, "a pipe", b"step-00000007\n", b"\xff", b"step-00000020", b"../step-00000010\n"]
 )

@@ -68,11 +68,14 @@ def test_a_modules_own_state_is_warned_of(tmp_path: Path) -> None:
         save_checkpoint(tmp_path / "saved", model, MuonWithAdamW.from_model(model, lr=0.1))
 
 
-def test_a_buffer_that_a_hook_renames_is_saved(tmp_path: Path) -> None:
+def test_a_buffer_that_a_hook_renames_or_a_module_shares_is_saved(tmp_path: Path) -> None:
     def network(value: float) -> Pair:
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         model.register_buffer("passing", torch.tensor(value), persistent=False)
+        both_have = torch.tensor(value)
         model[1].register_buffer("kept", torch.tensor(value))
+        for at, name, persistent in ((model, "shared", False), (model[0], "own", True)):
+            at.register_buffer(name, both_have, persistent)
         model.register_state_dict_post_hook(lambda _, state, *__: state.update(other=state.pop("1.kept")))
         return model, MuonWithAdamW.from_model(model, lr=0.1)
 
@@ -80,7 +83,7 @@ def test_a_buffer_that_a_hook_renames_is_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "saved", one, saver)
     load_checkpoint(tmp_path / "saved", other, loader)
     found = dict(other.named_buffers())
-    assert (found["1.kept"].item(), found["passing"].item()) == (5.0, 0.0)
+    assert [found[name].item() for name in ("1.kept", "shared", "passing")] == [5.0, 5.0, 0.0]
 
 
 def test_state_that_is_not_adamws_is_refused(tmp_path: Path) -> None:

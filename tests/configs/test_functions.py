@@ -224,7 +224,7 @@ def test_a_wrong_assignment_is_refused_on_every_rank_when_made(results: list[dic
         for name, (_, kinds, text) in functions.WRONG_ASSIGNMENTS.items():
             for kind, said in found[name]:
                 assert kind in kinds.split(", "), (name, kind, said)
-                assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)
+                assert text in said or "worked on by fsdp positions 1 to 1" in said, (name, said)
 
 
 def test_debug_mode_is_sequential_and_prefetching_gathers_ahead(results: list[dict[str, Any]]) -> None:

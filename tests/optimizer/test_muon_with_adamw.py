@@ -271,6 +271,10 @@ def test_a_parameter_has_one_owner() -> None:
     shared = split.hidden_names[0], split.hidden_params[0]
     with pytest.raises(UsageError, match=r"both Muon and AdamW: 1\.weight"):
         MuonWithAdamW(Muon(split.hidden), torch.optim.AdamW([*split.rest, shared]))
+    both = MuonWithAdamW(Muon(split.hidden), torch.optim.AdamW(split.rest))
+    both.adamw.add_param_group({"params": [shared]})
+    with pytest.raises(UsageError, match=r"both Muon and AdamW: 1\.weight"):
+        both.step()
 
 
 def test_a_host_that_makes_no_pair_is_refused_and_told_how_to_make_one() -> None:

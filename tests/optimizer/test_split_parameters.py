@@ -310,7 +310,8 @@ def test_a_model_is_asked_for_its_embeddings(inputs: Any, outputs: Any, rest: li
 class Mixture(nn.Module):
     """A layer with experts in three dimensions, next to a hidden matrix.
 
-    ``Llama4TextExperts`` is known by its name to store (E, in, out); other classes may say so.
+    ``Llama4TextExperts`` is known by its name to store (E, in, out); other classes may say so by an attribute
+    ``is_transposed``.
     """
 
     def __init__(self, kind: str = "Module", says: bool | None = None) -> None:

@@ -424,7 +424,7 @@ def drawn_parameters(draw: st.DrawFn, tp: int) -> Drawn:
 def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     variant: str, data: Any, sizes: Any, dtype: torch.dtype, round_bytes: int, window: int, options: Any
 ) -> None:
-    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand."""
+    """Fused lines, heads, stacks and convolutions, transposed or not, cut evenly or by hand."""
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     drawn = data.draw(st.lists(drawn_parameters(grid.size("tp")), min_size=1, max_size=4))
     world, made = LocalWorld(grid, random.Random(0).randrange), torch.Generator().manual_seed(0)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from muon_tutorial.training.settings import TrainSettings, lr_share
+from muon_tutorial.training.lr_schedule import lr_share
+from muon_tutorial.training.settings import TrainSettings
 
 
 def test_a_suggested_width_and_batch_work() -> None:
