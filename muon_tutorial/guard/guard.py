@@ -58,8 +58,8 @@ from .compare_replicas import (
     is_dense,
 )
 from .current_steps import CurrentSteps, MeshStep
-from .fingerprint import dimensions, facts
 from .gradient_hooks import GradientHooks
+from .same_on_all_ranks import dimensions, facts
 
 if TYPE_CHECKING:
     from ..worlds.local import LocalMesh

@@ -21,10 +21,10 @@ from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
 from ..guard.check_hyperparameters import check_hyperparameters, check_matrices, check_options
 from ..guard.current_steps import CurrentSteps, MeshStep
-from ..guard.fingerprint import count_on
 from ..guard.gradient_hooks import GradientHooks
 from ..guard.guard import Guard, NoGuard, params_of
 from ..guard.momentum_slice import mark_slices
+from ..guard.same_on_all_ranks import count_on
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
 from ..parameters.tensor_parallel import TpDim
