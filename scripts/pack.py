@@ -46,7 +46,7 @@ EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes de
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
 MARK = "packed"  # under this key, the set-up cell's metadata hold a hash of the copy's cells
 FOLD = re.compile(r"<details><summary>(?:S|A s)olution\b.*?</details>\n*", re.DOTALL)
-"""A folded solution, of an exercise or of a build."""
+"""A folded solution, of an exercise, a build or an open task."""
 REFERENCES = "muon_tutorial/learn/builds/reference/"
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
@@ -154,7 +154,7 @@ def with_encoded_references(archive: bytes) -> bytes:
 
 
 def without_solutions(notebook: NotebookNode) -> NotebookNode:
-    """The same notebook without cells tagged ``solution`` and without folds that hold a build's solution."""
+    """The same notebook without cells tagged ``solution`` and without folds of solutions."""
     copy = nbformat.from_dict(notebook)
     copy.cells = [cell for cell in copy.cells if "solution" not in cell.metadata.get("tags", ())]
     for cell in copy.cells:

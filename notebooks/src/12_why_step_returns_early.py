@@ -340,7 +340,7 @@ compare({"fast": fast}, found)
 #
 # </details>
 #
-# <details><summary>A rule for the open task</summary>
+# <details><summary>A solution of the open task: a rule</summary>
 #
 # [Johnson (1954)](https://doi.org/10.1002/nav.3800010110): begin with the matrices whose gather is shorter than their
 # work, the shortest gather first. Then come the others, the longest work first. If the window holds all matrices, no

@@ -313,7 +313,7 @@ print(lesson.say_bytes())
 #
 # </details>
 #
-# <details><summary>One such page, in short</summary>
+# <details><summary>A solution of the open task, in short</summary>
 #
 # 0.57 added up every event with such a name. Kernels alone give 0.59. 1.1 % is the CPU's call as a part of the CPU's
 # step, but the optimizer's work is 61 % of the GPU's span. 2.1 × added up kernels that wait. From first event to last,
