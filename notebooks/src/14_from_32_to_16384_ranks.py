@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
+# **Forty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
 # latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
@@ -217,36 +217,6 @@ print(lesson.say_balance())
 # If all owners have equally many entries, the busiest has 1.5 fair shares of the work. So deal matrices
 # out by work, as in lesson 11.
 #
-# <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
-#
-# Choose a grid and a strategy for `llama-3.1-70b`, and defend them on one page. Begin with
-#
-# `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8 --batch 4194304`
-#
-# The grid may have dp_shard, too (and pp, but then it has no score), and `--map map.svg` draws the fastest strategy by
-# ranks and bandwidth. There is more than one good answer. A good page
-#
-# 1. says what the step waits for: work, bytes, latency or one matrix;
-# 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
-# 3. names the planner's weakest point, a number that it was given or a cost that it leaves out (such as idle pipeline
-#    stages), and says when you would choose another grid;
-# 4. names the measurement that would prove you wrong.
-#
-# *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
-# all else as above and a `memory` of at most 80 GB. The command above scores 1.76 s and 50.5 GB, with `layerwise`. Par
-# is 0.91 s and 34.4 GB.
-#
-# </details>
-#
-# <details><summary>How to get par, and what the score leaves out</summary>
-#
-# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 2.8 GB a
-# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone. FSDP2
-# also gathers weights in forward and backward, and the planner leaves that out. With pp=8 the step falls to 0.27 s,
-# and there it leaves out the stages' idle time.
-#
-# </details>
-#
 # ## Against a clock
 #
 # Others have timed Muon on 1 to 256 GPUs. How far off is the *planner*, which predicted the seconds above?
@@ -365,16 +335,16 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # %% [markdown]
 # ## And with ZeRO-3, or with tp?
 #
-# ZeRO-3 gathers the weights in forward and again in backward, and tp adds up an MLP's outputs. Two calls of
-# `most_ranks` give both limits.
+# ZeRO-3 sends half as much again as DDP: it gathers the weights in forward and again in backward. And tp adds up an
+# MLP's outputs. Up to how many ranks can computing hide that?
 #
-# *Easy · 4 minutes · required*
+# *Easy · 5 minutes · required*
 
 # %% tags=["stub", "predict"]
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
-zero3 = ...  # the most ranks along dp whose computing hides ZeRO-3's collectives, with lesson.TOKENS, FLOPS and card()
+zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
 # tokens × D, times D × F, times F × D: tp cuts both matrices along F, and one all_reduce sums the outputs, tokens × D
-tp_ranks = ...  # the most tp ranks with which it takes no longer, over cards, than the products; F = lesson.WIDTH
+tp_ranks = ...  # the most tp ranks with which, over network cards, it takes no longer than the products; lesson.WIDTH is F
 
 # %% tags=["answer"]
 compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
@@ -382,18 +352,53 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# ZeRO-3 sends half as much again as DDP: P − 1 shares in forward, and twice as many in backward. But forward now hides
-# its own part, with 2 operations for each token and entry, where backward has 4 for two parts. So the limit is the
-# same.
+# ZeRO-3 sends P − 1 shares in forward, and twice as many in backward. But forward now hides its own part, with 2
+# operations for each token and entry, where backward has 4 for two parts. So the limit is the same.
 #
 # tp's products take 4 · tokens · D · F / (P · flops) seconds, and the all_reduce 4 · tokens · D · (P − 1) / (P ·
 # bandwidth). The tokens cancel, and F takes their place: P − 1 ≤ F · bandwidth / flops. A larger batch does not help,
 # and over network cards the limit is below a node's 8 GPUs. Over NVLink it could be much larger.
 #
 # ```python
-# zero3 = most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card())
+# zero3 = "as many"
 # tp_ranks = most_ranks(lesson.WIDTH, lesson.FLOPS, lesson.card())
 # ```
+#
+# </details>
+
+# %% [markdown]
+# <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
+#
+# Choose a grid and a strategy for `llama-3.1-70b`, and defend them on one page. Begin with
+#
+# `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8 --batch 4194304`
+#
+# The grid may have dp_shard, too (and pp, but then it has no score), and `--map map.svg` draws the fastest strategy by
+# ranks and bandwidth. There is more than one good answer. A good page
+#
+# 1. says what the step waits for: work, bytes, latency or one matrix;
+# 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
+# 3. names the planner's weakest point, a number that it was given or a cost that it leaves out (such as idle pipeline
+#    stages), and says when you would choose another grid;
+# 4. names the measurement that would prove you wrong;
+# 5. says, with your `most_ranks`, whether computing could hide what forward and backward send on your grid. The planner
+#    counts the optimizer's step alone.
+#
+# *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
+# all else as above and a `memory` of at most 80 GB. The command above scores 1.76 s and 50.5 GB, with `layerwise`. Par
+# is 0.91 s and 34.4 GB.
+#
+# </details>
+#
+# <details><summary>A solution of the open task: how to get par, and what the score leaves out</summary>
+#
+# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 2.8 GB a
+# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone. FSDP2
+# also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so the limit is the
+# 446 above. `dp_shard` is only 64, so computing can hide these gathers. tp's all_reduces stay inside a node. Over
+# NVLink they take no longer than the products up to tp=26, but they hide only if a library cuts both into pieces. All
+# of that counts bandwidth alone. With pp=8 the step falls to 0.27 s, and there the score leaves out the stages' idle
+# time.
 #
 # </details>
 

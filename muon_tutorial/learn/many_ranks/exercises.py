@@ -109,11 +109,14 @@ def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
     return 1 + int(tokens * bandwidth / flops)
 
 
-def found_limits() -> dict[str, int]:
-    """The same limit for ZeRO-3, and for tp in an MLP, over network cards and inside a node."""
-    node = find_machine(MACHINE).inside.bandwidth
-    limits = {"zero3": (TOKENS, card()), "tp_ranks": (WIDTH, card()), "over NVLink": (WIDTH, node)}
-    return {name: most_ranks(many, FLOPS, link) for name, (many, link) in limits.items()}
+def found_limits() -> dict[str, Any]:
+    """ZeRO-3's limit beside DDP's, and tp's limit in an MLP, over network cards and inside a node."""
+    halves = ((2, 1), (4, 2))  # forward, backward: operations for a token and entry, shares sent meanwhile
+    zero3 = min(most_ranks(TOKENS, FLOPS, card() * operations / 2 / shares) for operations, shares in halves)
+    ddp, links = most_ranks(TOKENS, FLOPS, card()), {"tp_ranks": card()}
+    links["over NVLink"] = find_machine(MACHINE).inside.bandwidth
+    found = "as many" if zero3 == ddp else "fewer" if zero3 < ddp else "more"
+    return {"zero3": found, **{name: most_ranks(WIDTH, FLOPS, link) for name, link in links.items()}}
 
 
 def most_exercise() -> Exercise:
