@@ -85,6 +85,11 @@ BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one
 
 PATHS = (
     CoursePath(
+        "An evening",
+        ("00", "03", "05"),
+        "A ring that you wrote moves bytes between real processes, and ranks share the momentum.",
+    ),
+    CoursePath(
         "Ninety minutes",
         ("00", "09"),
         "What a distributed Muon step is, and how to write one that runs. Lesson 09 builds on 03, 05 and 07;"
