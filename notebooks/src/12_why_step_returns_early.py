@@ -22,10 +22,10 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
+# **Seventy minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
 # schedule takes before it runs, write the loop that hides communication behind work, and find a wait that is missing in
-# another loop. In the optional part, the last section, you order the work of a pipeline and trade a stage's memory for
-# work. A good place to stop is before *Find the missing wait*. When you come back, run all cells above it again.
+# another loop. In the optional part, the last two sections, you order the work of a pipeline and trade a stage's memory
+# for work. A good place to stop is before *Find the missing wait*. When you come back, run all cells above it again.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
@@ -225,7 +225,7 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% tags=["stub", "predict"]
 # compare work and sending in the top picture
 # on the loopback, messages stay in the machine, so one core computes and sends
-best_link = ...  # "50 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
+best_link = ...  # "20 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
 
 # %% tags=["answer"]
 saved = {}
@@ -239,8 +239,8 @@ compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **sho
 # <details><summary>Solution</summary>
 #
 # Only the shorter of work and sending can be hidden behind the longer, so overlap saves most where the two differ
-# least. On 50 Mbit/s sending takes far longer than the work, and on 1 Gbit/s far less. On the loopback one core does
-# both, so hardly anything can be hidden.
+# least. On 20 Mbit/s sending takes six times as long as the work, and on 1 Gbit/s a seventh of it. On the loopback one
+# core does both, so hardly anything can be hidden.
 #
 # ```python
 # best_link = "200 Mbit/s"
@@ -300,25 +300,26 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Would you notice this bug on a link that is 8 times faster?
+# Here a gather takes 2 ms, work 3 and a share 8. How fast must a share be to hide the bug?
 #
-# *Easy · 1 minute · required*
+# *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-fast = ...  # True or False: a share takes 1 ms, not 8, and buffer 0 is still written while s0 reads it
+# in the picture, when does s0 begin, and when does the work end whose update goes into the same buffer?
+longest = ...  # a share's most milliseconds, a whole number, with which buffer 0 is written only after s0 has ended
 
 # %% tags=["answer"]
-found = {"slow": lesson.overwrites(8, dp * tp), "fast": lesson.overwrites(1, dp * tp)}
-compare({"fast": fast}, found)
+unnoticed = [share for share in range(1, 9) if not lesson.overwrites(share, dp * tp)]
+compare({"longest": longest}, {"longest": max(unnoticed)})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# On the fast link each share ends before its buffer is written again, so you would not notice. The same program goes
-# wrong on a slower link, or on a busy one.
+# Three gathers come first, so s0 begins after 3 · 2 ms. Buffer 0 is written again when the work on matrix 2 ends, after
+# 2 + 3 · 3 ms. With a faster link your tests pass. Then the program goes wrong on a slower one, or on a busy one.
 #
 # ```python
-# fast = False
+# longest = (2 + 3 * 3) - 3 * 2
 # ```
 #
 # </details>
@@ -430,14 +431,13 @@ with_window_3 = recorded.accepted_or(lesson.with_window_3)
 print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
-# In the first row and the last, your time is a fifth too short, because `makespan` gives each rank a core and a link
-# of its own. In the first row all ranks share two cores, in the last row one link. The timed world takes this sharing
-# into account.
+# Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
+# the last row one link, so there it is a fifth too short.
 #
 # <details><summary>How little was left to hide</summary>
 #
 # In the first row, ranks had work for 2.9 cores on average, but there were only two. In the last row they shared the
-# link, which needed 849 of the 907 ms for their 21 MB.
+# link, which needed 849 of the 907 ms for their 21 MB. The timed world takes this sharing into account.
 #
 # </details>
 #
@@ -457,10 +457,10 @@ lesson.draw_slow_links(runs, with_window_3)
 # </details>
 
 # %% [markdown]
-# ## Optional: stages that wait for each other
+# ## Optional: a pipeline's stages wait for each other
 #
-# In a pipeline each rank, a **stage**, has some layers, and a batch comes in **micro-batches**. An order lists a stage's
-# forwards (F) and backwards (B, twice as long):
+# In a pipeline each rank, a **stage**, has some layers, and a batch comes in **micro-batches**. Each goes forward (F)
+# through all stages, then backward (B, twice as long). In GPipe's order, all forwards come first:
 
 # %%
 def gpipe(stage, stages, micro):
@@ -469,15 +469,14 @@ def gpipe(stage, stages, micro):
 lesson.draw_pipelines({"GPipe": gpipe})
 
 # %% [markdown]
-# A stage keeps activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe but keeps as few
-# micro-batches as possible: a stage begins with some forwards, then does a B before each F. With how many forwards
-# does it begin?
+# A stage keeps a micro-batch's activations from F to B. **1F1B** (one forward, one backward) is as fast as GPipe but
+# keeps as few as possible: once a stage has its first gradient, it does a B before each F. So the last stage's order
+# begins FBFB. The others wait longer: with how many forwards does each begin?
 #
 # <details><summary>Hint</summary>
 #
-# The last stage can go back at once, so its order begins with FBFB. On the first stage, take the time from the start
-# of a micro-batch's F to the end of its B: for how many micro-batches, this one included, could the stage do F and B
-# in that time?
+# On the first stage, take the time from the start of a micro-batch's F to the end of its B: for how many
+# micro-batches, this one included, could the stage do F and B in that time?
 #
 # </details>
 #
@@ -513,8 +512,10 @@ one_f_one_b = in_turn.accepted_or(lesson.one_f_one_b)
 lesson.draw_pipelines({"GPipe": gpipe, "1F1B": one_f_one_b})
 
 # %% [markdown]
-# Where memory is still too small, **recomputing** helps: F keeps only its input, and B computes forward once more. Write
-# F and B of such a stage. It has dropout, and its gradients must not change by a bit.
+# ## Optional: compute again what you do not keep
+#
+# Your first stage still needs three times the last one's memory. With **recomputing**, F keeps only its input, and B
+# computes forward once more. Write F and B of such a stage. It has dropout, and its gradients must not change by a bit.
 #
 # <details><summary>Hint</summary>
 #

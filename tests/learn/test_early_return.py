@@ -208,8 +208,7 @@ def test_gloo_swaps_matrices_without_a_word_where_ranks_ask_in_another_order() -
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_faster_link_hides_the_missing_wait(ranks: int) -> None:
-    assert lesson.overwrites(8, ranks)
-    assert not lesson.overwrites(1, ranks)
+    assert [share for share in range(1, 9) if lesson.overwrites(share, ranks)] == [6, 7, 8]
 
 
 def test_a_late_backend_reads_when_a_rank_waits() -> None:
@@ -398,7 +397,7 @@ def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_
         assert saved < 0.02 if link == lesson.LOOPBACK else saved > 0.05, link
         assert three.exposed <= one.exposed
     shares = {link: three.milliseconds / one.milliseconds for link, (one, three) in by_link.items()}
-    assert min(shares, key=shares.__getitem__) == "50 Mbit/s"
+    assert min(shares, key=shares.__getitem__) == "200 Mbit/s"
 
 
 def test_milliseconds_of_transfers_are_said_to_overlap_if_they_are_more_than_the_step_took() -> None:

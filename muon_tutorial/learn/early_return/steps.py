@@ -18,7 +18,7 @@ from ...timing.timeline_cases import TimelineTask, predict_case, predict_step
 from ...worlds.shadow import walk_alone
 
 LOOPBACK = "loopback"
-RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
+RATES = {"20 Mbit/s": 2.5e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
 LINKS = (*RATES, LOOPBACK)
 MOST = 6
 SIDE = 256
