@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
+# **Fifty-five minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
 # its memory. You can also say which matrices straddle a boundary, which ranks need them, and what that costs, all
 # found with functions of your own, on real processes.
 #
@@ -306,12 +306,31 @@ compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 # %% [markdown]
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again orthogonalize every matrix. Buckets show
-# the ranges of small matrices better, so this lesson cuts those. By default the package cuts *one* long list of all
-# matrices into dp slices, `zero1(cut="list")`, and a matrix lies on one rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would again orthogonalize every matrix. By default,
+# therefore, the package cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`. In a list of A to G,
+# of which matrices does the last slice have a part?
+#
+# *Easy · 2 minutes · required*
 
-# %%
-lesson.draw_cuts(dp, tp)
+# %% tags=["stub", "predict"]
+in_last_slice = ...  # a list of names; the section on rulers prints each matrix's entries, and padding comes last
+
+# %% tags=["answer"]
+listed, last = lesson.plan_of(dp, tp, 1, cut="list"), plan.grid.at(0).group("dp")[-1]
+found = [name for name in lesson.SHAPES if last in lesson.kept_of(listed, name)]
+compare({"in_last_slice": in_last_slice}, {"in_last_slice": found}, lesson.draw_cuts(dp, tp))
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# At the default parameters 585 entries make slices of 147, and the last one begins at 3 · 147, inside E. Now a rank
+# works on a few matrices only. This lesson cuts buckets because the ranges of small matrices are easier to see there.
+#
+# ```python
+# in_last_slice = ["E", "F", "G"]
+# ```
+#
+# </details>
 
 # %% [markdown]
 # <details><summary>Who else cuts a list, and what a bucket is there</summary>
