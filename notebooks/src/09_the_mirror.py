@@ -186,15 +186,9 @@ compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(1), Sha
 # </details>
 
 # %% [markdown]
-# ## A trap: the matrix that was flat
+# ## Out of the bucket
 #
-# Jen Wei's script, our blueprint, left a matrix flat:
-
-# %%
-print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
-
-# %% [markdown]
-# Take this rank's piece out of the bucket, and give it its rows and columns back.
+# Before phase 3, each rank takes its piece of a matrix out of the flat bucket.
 #
 # *Easy · 2 minutes · required*
 
@@ -217,6 +211,12 @@ shapes.check(unpack)
 # ```
 #
 # </details>
+
+# %% [markdown]
+# Jen Wei's script, our blueprint, left a matrix flat:
+
+# %%
+print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
 
 # %% [markdown]
 # ## The way out, and the way back
@@ -265,13 +265,18 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press
-# the button of its group. Let one group race ahead, and watch the hash of the final weights.
+# the button of its group. A real network answers in another order each time. If a single order changed a bit, no run
+# could ever be repeated. Find one that changes the hash of the final weights: let one group race ahead.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
+# <details><summary>Did you find one?</summary>
+#
 # The hash never changes, because a rank sees only its own groups' answers, in the order of its own requests.
+#
+# </details>
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
@@ -281,7 +286,7 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # </details>
 #
-# ## Another trap: the lost line
+# ## A trap: the lost line
 #
 # In the blueprint, a second loop lacked a line:
 
