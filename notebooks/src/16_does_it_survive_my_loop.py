@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can put Muon into a loop of your own, kill it, and continue on another grid,
+# **Sixty minutes.** At the end you can put Muon into a loop of your own, kill it, and continue on another grid,
 # and you know which bits stay the same, which do not, and why. This last lesson ends with your own `my_muon.py`,
 # which trains a GPT under torchrun.
 #
@@ -52,6 +52,7 @@ from muon_tutorial.learn import my_loop as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 job = lesson.RunJob(steps, seed)
 lines, ported, survived = lesson.all_exercises(dp, tp, job, backend)
+_ = my_muon.so_far("16")
 
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
@@ -168,8 +169,7 @@ ported.check(prepare, update)
 # %% [markdown]
 # ## Clip the whole gradient
 #
-# Clip by the norm of the *whole* gradient, as `clip_grad_norm_` does. If each rank clips its own part, the gradient
-# stays too long:
+# Clip by the norm of the *whole* gradient, as `clip_grad_norm_` does:
 
 # %%
 print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} times the allowed one")
@@ -433,13 +433,10 @@ compare({"least": least, "most_work": most_work}, my_muon.best_grids(finale))
 my_muon.show_command(steps, seed)
 
 # %% [markdown]
-# <details><summary>On several machines</summary>
+# <details><summary>On two GPUs, or on two machines</summary>
 #
-# Nothing in this course has been run on several machines, or with NCCL. If you have several, start the same command on
-# each, with a folder that all of them see, and with `--nnodes` and `--rdzv-endpoint` in place of `--standalone`. Then
-# compare the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
-# --nproc-per-node 2 scripts/one_page.py --dp 2 --tp 1` takes NCCL by itself, and still demands the bits of
-# `torch.optim.Muon`.
+# Nothing in this course has been run on several machines, or with NCCL. The repository's `docs/two_gpus.md` has the
+# commands, and says what to expect and what nobody knows yet.
 #
 # </details>
 #
