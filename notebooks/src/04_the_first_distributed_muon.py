@@ -52,9 +52,10 @@ import torch
 import torch.distributed as dist
 from muon_tutorial import Muon, build_mesh, launch, zeropower_via_newtonschulz
 from muon_tutorial.errors import RankFailedError
-from muon_tutorial.learn import first_muon as lesson
+from muon_tutorial.learn import first_muon as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 guess, places, fixed, less, fair, toy, quiz = lesson.all_exercises(dp, backend, seed)
+_ = my_muon.so_far("04")
 
 # %% [markdown]
 # ## Compute once, share the update

@@ -327,5 +327,14 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
     assert capsys.readouterr().out == (
         "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
         "(37 lines of 412, with the reference's); from the reference: newton_schulz.\n"
+        f"{keep.SO_FAR['06']}\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
+
+
+def test_every_lesson_that_shows_the_file_says_what_it_can_do_and_what_it_cannot_yet() -> None:
+    texts = {path.stem[:2]: path.read_text(encoding="utf-8") for path in sources()}
+    assert [number for number, text in texts.items() if f'my_muon.so_far("{number}")' in text] == [
+        *keep.SO_FAR
+    ]
+    assert all(re.fullmatch(r"With these[^.]+\. But [^.]+\.", said) for said in keep.SO_FAR.values())

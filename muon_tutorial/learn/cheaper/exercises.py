@@ -25,15 +25,7 @@ from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, numbers,
 from . import on_ranks, trace_events
 from .costs import Setting, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, SentBytes, StepOfAdamW, plan_of, step_in_one_process
-from .trace_events import (
-    GATHER,
-    PRODUCT,
-    event,
-    made_up_trace,
-    one_collective,
-    right_headlines,
-    waited,
-)
+from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
 
 Found = Diagnosis | str | None
 NAMES = ("AdamW", "zero1", "layerwise")

@@ -245,12 +245,9 @@ def _judge_rows(fused: qkv.FusedRows) -> Iterator[str]:
 def quiz(dp: int, tp: int) -> Exercise:
     plan = on_ranks.plan_of(dp, tp)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
+    columns = f"Each rank takes {DOWN[1]} / tp columns, rounded up, and the last one gets what is left."
     return numbers(
-        (
-            "columns",
-            local_shape(DOWN, "row", tp - 1, tp)[1],
-            f"Each rank takes {DOWN[1]} / tp columns, rounded up, and the last one gets what is left.",
-        ),
+        ("columns", local_shape(DOWN, "row", tp - 1, tp)[1], columns),
         ("kept", kept, "Its buffer has room for the largest piece of up and of down. How long is a slice?"),
         ("torn", qkv.count_torn(3), "Slide tp to 3. Which heads lie on several ranks in the right half?"),
     )

@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 from ...errors import TutorialError
 from ...launching.launch import launch
+from ..course.series import FOLDER, rows
 from . import blocks, on_ranks
 from .blocks import (
     BrokenFileError,
@@ -36,6 +37,8 @@ from .blocks import (
 )
 
 FILE = "my_muon.py"
+SO_FAR = dict(rows(FOLDER / "so_far.txt"))
+"""What the functions of all earlier lessons can do together, and what they cannot do yet, by lesson."""
 _PARAMETERS = {"dp", "tp", "steps", "seed", "backend", "bucket", "widgets"}
 
 
@@ -176,9 +179,9 @@ def read_mine(folder: Path | None = None) -> MyMuon:
 
 
 def so_far(lesson: str, folder: Path | None = None) -> Any:
-    """All functions of the course, the reader's where they exist. Prints which ones are the reader's."""
+    """The course's functions, the reader's where they exist. Prints whose they are and what they can do."""
     mine = read_mine(folder)
-    print(say_whose(mine, lesson))
+    print(say_whose(mine, lesson), SO_FAR[lesson], sep="\n")
     module = types.ModuleType("my_muon_so_far")
     with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look up their module there
         exec(compile(completed(mine.blocks), FILE, "exec"), module.__dict__)

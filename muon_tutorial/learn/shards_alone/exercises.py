@@ -163,10 +163,7 @@ def write_shares() -> Exercise:
     slips = (
         ("Energy is the sum of *squared* entries.", of(lambda d, i, w: [d / w, (i - d) / w, (w - i) / w], 1)),
         ("Shares: divide by the whole energy.", of(lambda d, i, w: [d, i - d, w - i])),
-        (
-            "The square includes the diagonal: subtract it.",
-            of(lambda d, i, w: [d / w, i / w, (w - i) / w]),
-        ),
+        ("The square includes the diagonal: subtract it.", of(lambda d, i, w: [d / w, i / w, (w - i) / w])),
         (
             "Beside the diagonal means inside the square.",
             of(lambda d, i, w: [d / w, (w - d) / w, (w - i) / w]),
