@@ -306,7 +306,7 @@ compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 # %% [markdown]
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would again orthogonalize every matrix. By default,
+# In a large model a single matrix fills a bucket, so every rank would orthogonalize every matrix. By default,
 # therefore, the package cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`. In a list of A to G,
 # of which matrices does the last slice have a part?
 #

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid and
+# **Sixty minutes.** The optional exercises take twenty-three more. At the end you can say, for any Linear, any grid and
 # either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v have to be cut one by one.
 #
@@ -53,7 +53,7 @@ from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson, my_muon
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
-guess, shapes, layers, holders, tearing, fused, quiz = lesson.all_exercises(dp, tp, backend)
+guess, shapes, layers, tokens, holders, tearing, fused, quiz = lesson.all_exercises(dp, tp, backend)
 _ = my_muon.so_far("07")
 
 # %% [markdown]
@@ -214,19 +214,60 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # </details>
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. With whole numbers the outputs agree to
-# the bit, so no summand is missing.
+# The ranks add the same products in another order, and each addition rounds.
 #
-# <details><summary>As many bytes, less memory: sequence parallelism</summary>
+# ## Optional: do not keep what others keep
 #
-# After the all_reduce each rank has all of y, so all ranks of a tp group keep the same activations of the norm and the
-# dropout that come next. But an all_reduce is a reduce_scatter and an all_gather (lesson 03), and other work fits in
-# between. With sequence parallelism, a reduce_scatter after `down` leaves each rank the whole y of some of the tokens.
-# The rank normalizes these alone, and an all_gather before the next `up` joins them. A rank sends as many bytes as
-# before, but keeps only 1 / tp of these activations ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+# After the all_reduce all ranks of a tp group hold the same y. With sequence parallelism, each has only some tokens,
+# rows of x, before and after both layers. Write its forward pass.
+#
+# <details><summary>What that saves</summary>
+#
+# A norm and a dropout come next, and if each rank has all of y, all ranks of a tp group keep the same activations of
+# these. With sequence parallelism a rank normalizes its own tokens alone, so it keeps 1 / tp of these activations
+# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)). In a model x and y are equally wide. Then a rank sends
+# as many bytes as before.
 #
 # </details>
 #
+# <details><summary>Hint</summary>
+#
+# An all_reduce is a reduce_scatter and an all_gather (lesson 03), and other work fits in between. Which of the two
+# comes before `up`, and which one after `down`? `dist.reduce_scatter(mine, pieces, group=tp_group)` sums `pieces`, a
+# list with one tensor for each rank of the group, and leaves this rank's sum in `mine`.
+#
+# </details>
+#
+# *Medium · 8 minutes · optional*
+
+# %% tags=["stub"]
+def both_layers_sp(x, up, down, tp_group):
+    # x: this rank's tokens, as many as every other rank of tp_group has; up, down: this rank's pieces
+    return ...  # the whole y of the same tokens
+
+# %%
+tokens.check(both_layers_sp)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Each rank computes other hidden features, and needs all tokens for them. After `down` it has a summand of every token's
+# y, and keeps the sums of its own tokens only. You could also all_reduce y and drop the other tokens, but that would
+# send twice as much after `down`.
+#
+# ```python
+# def both_layers_sp(x, up, down, tp_group):
+#     parts = [torch.empty_like(x) for _ in range(tp_group.size())]
+#     dist.all_gather(parts, x, group=tp_group)
+#     y = torch.relu(torch.cat(parts) @ up.T) @ down.T
+#     mine = torch.empty_like(y[: len(x)])
+#     dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
+#     return mine
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
@@ -332,8 +373,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. If q, k and v are cut as one weight, every head is torn; one by
-# one, some may be torn where tp does not divide the number of heads.
+# Every shape is correct, and no error is raised. Cut as one weight, every head is torn; one by one, some are where tp
+# does not divide their number.
 #
 # <details><summary>This has happened</summary>
 #
@@ -459,12 +500,12 @@ weight_on, momentum_on = who_holds(7, 2, dp, tp, lesson.slice_length(dp, tp))
 print(f"up[7, 2] is on ranks {weight_on}; rank {momentum_on} keeps its momentum")
 
 # %% [markdown]
-# After training, which ranks hold the same weights as rank 0, to the bit? Count rank 0, too.
+# After training, which ranks hold the same weights as rank 0, to the bit?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-alike = ...  # a list of ranks, such as [0, 1]
+alike = ...  # a list of ranks, with rank 0, such as [0, 1]
 
 # %% tags=["answer"]
 same = [rank for rank, it in enumerate(kept) if all(map(torch.equal, it.weights, kept[0].weights))]

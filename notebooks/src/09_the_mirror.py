@@ -265,8 +265,8 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press
-# the button of its group. A real network answers in another order each time. If a single order changed a bit, no run
-# could ever be repeated. Find one that changes the hash of the final weights: let one group race ahead.
+# the button of its group. A real network answers in another order each time. If one order changed a bit, no run could
+# be repeated. Find one that changes the hash of the final weights: let one group race ahead.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)

@@ -515,7 +515,7 @@ lesson.draw_pipelines({"GPipe": gpipe, "1F1B": one_f_one_b})
 # ## Optional: compute again what you do not keep
 #
 # Your first stage still needs three times the last one's memory. With **recomputing**, F keeps only its input, and B
-# computes forward once more. Write F and B of such a stage. It has dropout, and its gradients must not change by a bit.
+# computes forward again. Write F and B of such a stage. It has dropout, and its gradients must not change by a bit.
 #
 # <details><summary>Hint</summary>
 #

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
-from muon_tutorial.learn.cuts.exercises import torn
+from muon_tutorial.learn.cuts.exercises import tokens_exercise, torn
 
 from .answers import PASSES, judged
 
@@ -96,6 +96,56 @@ test_a_wrong_pass_is_told_what_it_has_calculated = judged(
         partial(lesson.layers_exercise, 1, 3),
         [(sums_hidden, "rank 1: 16 entries of float32; rank 2: 8")],
     ),
+)
+
+
+def gathered(x: torch.Tensor, group: Any) -> torch.Tensor:
+    parts = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(parts, x, group=group)
+    return torch.cat(parts)
+
+
+def drops_others(x: Any, up: Any, down: Any, group: Any) -> Any:
+    y = summed(own_part(gathered(x, group), up, down, group), group)
+    return y.split(len(x))[group.rank()]
+
+
+def gathers_sums(x: Any, up: Any, down: Any, group: Any) -> Any:
+    y = own_part(gathered(x, group), up, down, group)
+    return gathered(y, group).view(group.size(), *y.shape).sum(0).split(len(x))[group.rank()]
+
+
+def of_the_next_rank(x: Any, up: Any, down: Any, group: Any) -> Any:
+    pieces = own_part(gathered(x, group), up, down, group).split(len(x))
+    mine = torch.empty_like(pieces[0])
+    dist.reduce_scatter(mine, [*pieces[1:], pieces[0]], group=group)
+    return mine
+
+
+def without_relu(x: Any, up: Any, down: Any, group: Any) -> Any:
+    y = gathered(x, group) @ up.T @ down.T
+    dist.reduce_scatter(mine := torch.empty_like(y[: len(x)]), list(y.split(len(x))), group=group)
+    return mine
+
+
+test_a_wrong_pass_with_sequence_parallelism_is_told_what_it_has_calculated = judged(
+    (
+        partial(tokens_exercise, 2, 2),
+        [
+            (work.both_layers_sp, PASSES),
+            (own_part, "only its own part of every sum"),
+            (lesson.both_layers, "all_reduce sends more than needed: one all_gather and one reduce_scatter"),
+            (drops_others, "all_reduce sends more than needed"),
+            (gathers_sums, "all_gather sends more than needed"),
+            (of_the_next_rank, "these are the outputs of another rank's tokens"),
+            (without_relu, "without relu"),
+            (
+                lambda x, up, down, group: own_part(gathered(x, group), up, down, group),
+                "(8, 6); y has the shape (4",
+            ),
+        ],
+    ),
+    (partial(tokens_exercise, 1, 1), [(work.both_layers_sp, PASSES), (lesson.both_layers, PASSES)]),
 )
 
 

@@ -327,10 +327,7 @@ def write_suspects() -> Exercise:
     cases = [([(3, 2), (0, 2), (1, 3)],), ([(0, 1), (1, 0)],), ([],), ([(0, 3), (1, 3), (1, 2)],)]
     slips = (
         ("Leave out those that wait themselves.", lambda pairs: {other for _, other in pairs}),
-        (
-            "First the rank that waits.",
-            lambda pairs: {rank for rank, _ in pairs} - {other for _, other in pairs},
-        ),
+        ("First the rank that waits.", lambda pairs: suspects([pair[::-1] for pair in pairs])),
     )
     hints = ("Make two sets: the ranks that wait, and the ranks that others wait for.",)
     praise = "If there are none, the ranks wait in a circle."

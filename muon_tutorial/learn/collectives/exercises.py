@@ -219,10 +219,7 @@ def check_formula() -> Exercise:
         ("Those are entries. Each takes itemsize bytes.", lambda *given: ring_formula(*given) / given[2]),
         ("That is one half of an all_reduce.", lambda kind, *given: ring_formula("all_gather", *given)),
         ("One piece of each half need not travel.", lambda *at: ring_formula(*at) * at[3] / (at[3] - 1)),
-        (
-            "A message carries one piece, not the whole tensor.",
-            lambda *given: ring_formula(*given) * given[3],
-        ),
+        ("A message carries one piece, not the whole tensor.", lambda *at: ring_formula(*at) * at[3]),
     )
     hints = (
         "The tensor is cut into as many pieces as there are ranks. In one half, how many does a rank send?",
@@ -254,12 +251,9 @@ def check_seconds() -> Exercise:
 
 
 def quiz(ranks: int) -> Exercise:
+    halves = "In each of the two halves a rank sends seven eighths of the entries, at 2 bytes each."
     return numbers(
         ("messages", 2 * (ranks - 1), "In each half a rank sends every piece but one."),
         ("share", 0.5, "An all_gather is one of the two halves of an all_reduce."),
-        (
-            "bytes",
-            ring_formula("all_reduce", 1_000_000, 2, 8),
-            "In each of the two halves a rank sends seven eighths of the entries, at 2 bytes each.",
-        ),
+        ("bytes", ring_formula("all_reduce", 1_000_000, 2, 8), halves),
     )

@@ -109,23 +109,30 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     return Exercise(judge_on_ranks(play, judge_layers), hints, praise)
 
 
+def tokens_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
+    """The exercise: the same pass with sequence parallelism, on real ranks."""
+    play = partial(on_ranks.run_layers, dp=dp, tp=tp, backend=backend, parts=tp)
+    praise = "No rank keeps the tokens of others, except between the two layers."
+    return Exercise(judge_on_ranks(play, judge_layers), praise=praise, optional=True)
+
+
 def judge_layers(run: LayersRun) -> str | None:
     """What is wrong with the outputs of a run on whole numbers; None if nothing is."""
-    for rank, output in enumerate(run.outputs):
-        right = run.given.alone(rank // run.tp)
+    for rank, (output, right) in enumerate(run.pairs()):
         if not isinstance(output, Tensor) or output.shape != right.shape:
             came = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             return f"Rank {rank} returned {came}; y has the shape {tuple(right.shape)}."
         if not torch.equal(output, right):
-            return f"Rank {rank}: {_why_not_y(run.given, rank, run.tp, output)}"
+            return f"Rank {rank}: {_why_not_y(run, rank, run.tp, output)}"
     return None
 
 
-def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor) -> str:
-    x = given.batches[rank // tp]
+def _why_not_y(run: LayersRun, rank: int, tp: int, output: Tensor) -> str:
+    given, x = run.given, run.own(rank, run.given.batches[rank // tp])
     up, down = on_ranks.cut(given.up, "column", rank % tp, tp), on_ranks.cut(given.down, "row", rank % tp, tp)
     plain = x @ given.up.T @ given.down.T
-    everybody = torch.stack([given.alone(dp_rank) for dp_rank in range(len(given.batches))]).sum(0)
+    alone = [given.alone(dp_rank) for dp_rank in range(len(given.batches))]
+    everybody, others = run.own(rank, torch.stack(alone).sum(0)), alone[rank // tp].chunk(run.parts)
     own = "this is only its own part of every sum. The parts of the other ranks in its tp group are missing."
     late = "the relu comes after the sum. It belongs on the hidden features."
     all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
@@ -134,6 +141,10 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
         (torch.equal(output, plain), "this is the output without relu."),
         (torch.equal(output, torch.relu(plain)), late),
         (torch.equal(output, everybody), all_ranks),
+        (
+            any(torch.equal(output, each) for each in others),
+            "these are the outputs of another rank's tokens.",
+        ),
         otherwise="the output is not that of one process with the whole weights.",
     )
 
@@ -286,14 +297,12 @@ def torn_exercise() -> Exercise:
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = (
-        "Cut as one, with tp > 1, a head's q and v are never on one rank. Cut one by one, they lie alike."
-    )
+    praise = "Cut as one, with tp > 1, a head's q and v are never on one rank. One by one, they lie alike."
     say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    layers, holders = layers_exercise(dp, tp, backend), holders_exercise(dp, tp)
-    fused = torn_exercise(), qkv_exercise()
-    return pieces_exercise(tp), shapes_exercise(), layers, holders, *fused, quiz(dp, tp)
+    layers = layers_exercise(dp, tp, backend), tokens_exercise(dp, tp, backend)
+    fused = holders_exercise(dp, tp), torn_exercise(), qkv_exercise()
+    return pieces_exercise(tp), shapes_exercise(), *layers, *fused, quiz(dp, tp)

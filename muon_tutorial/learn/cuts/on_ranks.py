@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -41,11 +42,11 @@ class LinearNumbers:
     down: Tensor
 
     def alone(self, dp_rank: int) -> Tensor:
-        """The output for one batch, (BATCH, out), with the whole weights in one process."""
+        """The output for one batch, (batch, out), with the whole weights in one process."""
         return torch.relu(self.batches[dp_rank] @ self.up.T) @ self.down.T
 
 
-def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> LinearNumbers:
+def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int, batch: int = BATCH) -> LinearNumbers:
     """Data and weights: ordinary random numbers, or small integers, whose sums are exact."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -55,7 +56,7 @@ def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Line
         return torch.randn(shape, generator=generator)
 
     up, down = draw(*UP), draw(*DOWN)
-    return LinearNumbers(tuple(draw(BATCH, UP[1]) for _ in range(dp)), up, down)
+    return LinearNumbers(tuple(draw(batch, UP[1]) for _ in range(dp)), up, down)
 
 
 def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
@@ -66,42 +67,62 @@ def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
     return y
 
 
+def both_layers_sp(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
+    """The reference with sequence parallelism: from this rank's tokens to their outputs."""
+    tokens = [torch.empty_like(x) for _ in range(tp_group.size())]
+    dist.all_gather(tokens, x, group=tp_group)
+    y = torch.relu(torch.cat(tokens) @ up.T) @ down.T  # (batch, out): partial sums
+    mine = torch.empty_like(y[: len(x)])
+    dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
+    return mine
+
+
 @dataclass(frozen=True, slots=True)
 class LayersRun:
-    """What the function returned on every rank, and the inputs."""
+    """What the function returned on every rank, and the inputs; ``parts``: into how many a batch is cut."""
 
     dp: int
     tp: int
     given: LinearNumbers
     outputs: tuple[Any, ...]
+    parts: int = 1
+
+    def own(self, rank: int, batch: Tensor) -> Tensor:
+        """A rank's tokens of its batch, or its part of the batch's outputs."""
+        return batch.chunk(self.parts)[rank % self.parts]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Each rank's output, and the output that one process has for the same batch."""
-        return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
+        """Each rank's output, and the output that one process has for the same tokens."""
+        alone = (self.own(rank, self.given.alone(rank // self.tp)) for rank in range(len(self.outputs)))
+        return list(zip(self.outputs, alone, strict=True))
 
     def same_bits(self) -> bool:
         return all(torch.equal(one, other) for one, other in self.pairs())
 
 
-def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo") -> LayersRun:
+def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo", parts: int = 1) -> LayersRun:
     """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank, with whole numbers."""
-    given = make_numbers("whole", dp, 0)
-    outputs = launch(call_layers, dp * tp, args=(function, given, dp, tp), backend=backend, timeout=10.0)
-    return LayersRun(dp, tp, given, tuple(outputs))
+    run = LayersRun(dp, tp, make_numbers("whole", dp, 0, BATCH * parts), (), parts)
+    outputs = launch(call_layers, dp * tp, args=(function, run), backend=backend, timeout=10.0)
+    return replace(run, outputs=tuple(outputs))
 
 
-def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: int) -> Any:
-    """One rank's part: cut both weights, and call the function with the pieces."""
-    tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
-    up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
+def call_layers(rank: int, function: Layers, run: LayersRun) -> Any:
+    """One rank's part: cut both weights, and call the function with the pieces and the rank's tokens."""
+    place, tp_group = rank % run.tp, build_mesh({"dp": run.dp, "tp": run.tp}).get_group("tp")
+    up, down = cut(run.given.up, "column", place, run.tp), cut(run.given.down, "row", place, run.tp)
+    x, due = run.own(rank, run.given.batches[rank // run.tp]), {"all_gather", "reduce_scatter"}
 
-    def alike(original: Callable[..., Any], tensor: Tensor, *more: Any, **named: Any) -> Any:
-        group = named.get("group", more[1] if len(more) > 1 else None)
-        check_alike(tensor, group)  # Gloo aborts the process if sizes differ
-        return original(tensor, *more, **named)
+    def alike(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        asked, name = inspect.signature(original).bind(*given, **named).arguments, original.__name__
+        check_alike(asked.get("output", asked.get("tensor")), asked.get("group"))  # else Gloo may abort
+        if run.parts > 1 and name not in due:
+            raise ValueError(f"{name} sends more than needed: one all_gather and one reduce_scatter suffice")
+        due.discard(name)
+        return original(*given, **named)
 
-    with watching(alike, "all_reduce"):
-        return function(given.batches[rank // tp].clone(), up, down, tp_group)
+    with watching(alike, "all_reduce", "all_gather", "reduce_scatter"):
+        return function(x.clone(), up, down, tp_group)
 
 
 def say_layers(run: LayersRun, kind: str) -> str:

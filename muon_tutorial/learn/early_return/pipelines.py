@@ -191,10 +191,8 @@ def recomputing_exercise() -> Exercise:
 
 def _judge(forward: Forward, backward: Backward, dropout: float) -> Diagnosis | None:
     order = one_f_one_b(1, STAGES, MICRO)
-    mine, due = (
-        run_stage(forward, backward, order, dropout),
-        run_stage(keep_all, back_through_all, order, dropout),
-    )
+    mine = run_stage(forward, backward, order, dropout)
+    due = run_stage(keep_all, back_through_all, order, dropout)
     if found := _judge_outputs(mine.outputs, due.outputs, order.index("B")):
         return found
     if mine.kept > SLACK:
@@ -217,18 +215,15 @@ def _judge(forward: Forward, backward: Backward, dropout: float) -> Diagnosis | 
         said = "The gradients of the stage's parameters are not the sum over all micro-batches."
         return Diagnosis(said, ("Each y.backward(gradient) adds to .grad. Leave what is there.",))
     if mine.forwards != 2 * MICRO:
-        said = (
-            f"For {MICRO} micro-batches, the stage computes forward {mine.forwards} times, not {2 * MICRO}."
-        )
+        said = f"For {MICRO} micro-batches the stage computes forward {mine.forwards} times, not {2 * MICRO}."
         return Diagnosis(said, ("Once in F, and once in B.",))
     return None
 
 
 def _judge_outputs(mine: Sequence[NDArray], due: Sequence[NDArray], first_back: int) -> Diagnosis | None:
     """Where an output is wrong only after a B, that B has moved the random numbers."""
-    wrong = [
-        i for i, (one, right) in enumerate(zip(mine, due, strict=True)) if not np.array_equal(one, right)
-    ]
+    pairs = enumerate(zip(mine, due, strict=True))
+    wrong = [i for i, (one, right) in pairs if not np.array_equal(one, right)]
     if not wrong:
         return None
     if wrong[0] < first_back:

@@ -152,11 +152,8 @@ def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
 
 def quiz(plan: Plan) -> Exercise:
     at = plan.grid.at(0)
+    kept = plan.buckets[0].stored_shards(at)[0].numel
     return numbers(
         ("copies", at.size("dp") + 1, "Ranks at one place along tp hold the same columns."),
-        (
-            "kept",
-            plan.buckets[0].stored_shards(at)[0].numel,
-            "dp cuts the flat list of its entries into equal parts.",
-        ),
+        ("kept", kept, "dp cuts the flat list of its entries into equal parts."),
     )

@@ -345,13 +345,10 @@ def check_toy() -> Exercise:
 def quiz(ranks: int) -> Exercise:
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = on_ranks.predict_ring(ranks)
+    printed = f"Your fair_shares has printed it for {WORST} ranks, and the picture says it, too."
     return numbers(
         ("zeros", LENGTH - own, "Rank 0 fills its own matrices' places, and leaves zeros in all others."),
-        (
-            "busiest",
-            fair_shares(WORST),
-            f"Your fair_shares has printed it for {WORST} ranks, and the picture says it, too.",
-        ),
+        ("busiest", fair_shares(WORST), printed),
         ("bytes", sent, "It is the par of your all_gather: as many segments as there are other ranks."),
         within=1e-6,
     )

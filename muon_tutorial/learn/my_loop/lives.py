@@ -219,13 +219,12 @@ def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> Bi
     saved = opened(life.left, last.begin)
     stepped = steps_alike(dp, tp, last.grid, life.job.seed, backend)
     names = list(tiny_job.TinyModel().state_dict())
-    return BitsReport(
-        (
-            _bits_row("load", "what the new ranks hold", saved, opened(life.folder / ECHO, last.begin)),
-            BitsRow("step", "one step, given the same full gradient", len(stepped), len(names)),
-            _bits_row("run", "the end of the run", final(life), final(others.undisturbed)),
-        )
+    rows = (
+        _bits_row("load", "what the new ranks hold", saved, opened(life.folder / ECHO, last.begin)),
+        BitsRow("step", "one step, given the same full gradient", len(stepped), len(names)),
+        _bits_row("run", "the end of the run", final(life), final(others.undisturbed)),
     )
+    return BitsReport(rows)
 
 
 def _bits_row(name: str, what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> BitsRow:

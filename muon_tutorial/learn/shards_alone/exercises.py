@@ -68,10 +68,7 @@ def check_ratio() -> Exercise:
     cases = list(itertools.product(SHAPES, (1, 0), (2, 4, 8)))
     first_formula = f"The two have changed places: first {next(iter(FORMULAS))}."
     slips = (
-        (
-            "Divide the whole's factor by the shard's.",
-            lambda *given: [1 / each for each in too_small(*given)],
-        ),
+        ("Divide the whole's factor by the shard's.", lambda *at: [1 / each for each in too_small(*at)]),
         (first_formula, lambda *given: too_small(*given)[::-1]),
         ("dim 1 is the columns, n; dim 0 the rows, m.", lambda shape, dim, tp: too_small(shape, 1 - dim, tp)),
     )
@@ -164,10 +161,7 @@ def write_shares() -> Exercise:
         ("Energy is the sum of *squared* entries.", of(lambda d, i, w: [d / w, (i - d) / w, (w - i) / w], 1)),
         ("Shares: divide by the whole energy.", of(lambda d, i, w: [d, i - d, w - i])),
         ("The square includes the diagonal: subtract it.", of(lambda d, i, w: [d / w, i / w, (w - i) / w])),
-        (
-            "Beside the diagonal means inside the square.",
-            of(lambda d, i, w: [d / w, (w - d) / w, (w - i) / w]),
-        ),
+        ("Beside the diagonal means in the square.", of(lambda d, i, w: [d / w, (w - d) / w, (w - i) / w])),
     )
     say, cases = "a matrix of {0.shape[0]} × {0.shape[1]}", _drawn(1, (3, 8), (2, 3))
     praise = "The last share is wasted: there the gradient is zero."
