@@ -42,7 +42,7 @@ class Held:
 
 
 def plan_memory(plan: Plan, at: Coordinate) -> Held:
-    """Bytes that one rank holds, from the plan alone. Momentum has the parameter's dtype."""
+    """Bytes that one rank holds, from the plan alone. Momentum has the gradient's dtype."""
     held = [(matrix, box.numel) for matrix, box in held_parameters(plan, at)]
     stored = (shard for bucket in plan.buckets for shard in bucket.stored_shards(at))
     flat, gathered, whole = [0], [0], [0]
@@ -57,7 +57,7 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
     return Held(
         parameters=sum(numel * matrix.dtype.itemsize for matrix, numel in held),
         gradients=sum(numel * matrix.grad_dtype.itemsize for matrix, numel in held),
-        momentum=sum(shard.numel * shard.entry.matrix.dtype.itemsize for shard in stored),
+        momentum=sum(shard.numel * shard.entry.matrix.grad_dtype.itemsize for shard in stored),
         flat_gradient=max(flat),
         gathered=max(gathered),
         whole=max(whole),

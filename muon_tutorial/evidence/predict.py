@@ -50,7 +50,7 @@ def step_over_ones(
     """
     group = {**SETTINGS, **settings}
     parameters = [
-        ParameterState(with_gradient(box.shape, matrix.dtype, device), group, {})
+        ParameterState(with_gradient(box.shape, matrix.dtype, matrix.grad_dtype, device), group, {})
         for matrix, box in held_parameters(plan, at)
     ]
     step = PlanStep(plan, at, parameters, window)
@@ -65,8 +65,12 @@ def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
     return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]
 
 
-def with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def with_gradient(
+    shape: tuple[int, ...], dtype: torch.dtype, grad_dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """A parameter of ones with a gradient of ones."""
     param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
-    param.grad = torch.ones(shape, dtype=dtype, device=device)  # on meta, ones_like is much slower
+    if grad_dtype is not dtype:
+        param.grad_dtype = grad_dtype
+    param.grad = torch.ones(shape, dtype=grad_dtype, device=device)  # on meta, ones_like is much slower
     return param

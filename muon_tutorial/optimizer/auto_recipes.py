@@ -34,7 +34,7 @@ Source = Calibration | str | Path | None
 """A calibration, or a folder with one calibration per machine; None means ``default_folder()``."""
 
 
-TIMINGS = 2
+TIMINGS = 3
 """Increase this when recipes become faster or slower: stored measurements are then repeated."""
 
 

@@ -7,6 +7,7 @@ is. The dtype of a matrix makes no difference, because every recipe rounds its e
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -109,8 +110,12 @@ def read_calibration(path: str | Path) -> Calibration:
 
 
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
-    """Time the candidates on a shape. Each candidate runs once per round; its shortest time counts."""
-    matrices = _matrices(*_timed_shape(rows, columns), device)
+    """Time the candidates on a shape. Each candidate runs once per round; its shortest time counts.
+
+    A large shape's times are those of a smaller one, in proportion to the operations.
+    """
+    timed = _timed_shape(rows, columns)
+    matrices, more = _matrices(*timed, device), math.prod((rows, columns)) ** 1.5 / math.prod(timed) ** 1.5
     workspace = Workspace()  # shared, as in a step, because its address affects times by a few per cent
     hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
     runs = {name: _run(name, matrices, workspace) for name in hopeful}
@@ -120,7 +125,7 @@ def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = R
             seconds = _seconds(run, device)
             if turn:  # the first round only warms up
                 best[name] = min(best[name], seconds / matrices.shape[:-2].numel())
-    return ShapeTimes(rows, columns, best)
+    return ShapeTimes(rows, columns, {name: more * seconds for name, seconds in best.items()})
 
 
 def _timed_shape(rows: int, columns: int) -> Shape:

@@ -100,7 +100,7 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     for name, default, what in (
         ("param", "bf16", "parameters"),
         ("grad", "fp32", "gradients"),
-        ("momentum", None, "momentum (as parameters)"),
+        ("momentum", None, "momentum (as gradients)"),
     ):
         says = f"{what} ({default})" if default else what
         parser.add_argument(f"--{name}-dtype", choices=DTYPES, default=default, help=f"dtype of {says}")

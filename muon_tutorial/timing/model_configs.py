@@ -205,7 +205,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, in
     latent = architecture.attention == "latent"
     attention = _latent_attention(keys) if latent else _grouped_attention(keys, architecture)
     sparse = _sparse_layers(keys, architecture.mixture, layers)
-    width, tied = keys.size("hidden_size"), keys.flag(("tie_word_embeddings", False))
+    width, tied = keys.size("hidden_size"), keys.flag(("tie_word_embeddings", False)) or _has_no_head(keys)
     table = keys.size("vocab_size") * width
     families: list[Family] = [
         OtherFamily("embedding", table, ROWS, (0,)),
@@ -227,7 +227,8 @@ def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
     layers, width, heads = keys.size("n_layer"), keys.size("n_embd"), keys.size("n_head")
     _even_head(keys, "n_embd", width, heads)
     inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
-    tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width
+    tied = keys.flag(("tie_word_embeddings", True)) or _has_no_head(keys)
+    table = keys.size("vocab_size") * width
     qkv = (_linear(f"layers.*.attention.{part}", width, width, ROWS, each, bias=True) for part in "qkv")
     families: list[Family] = [
         OtherFamily("embedding", table, ROWS, (0,)),
@@ -240,6 +241,13 @@ def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
         *_norms(2 * width, layers),
     ]
     return layers, heads, heads, families
+
+
+def _has_no_head(keys: ConfigKeys) -> bool:
+    """Whether ``architectures`` names only classes without a language model's head, such as LlamaModel."""
+    named = keys.held.get("architectures")
+    classes = map(str, named) if isinstance(named, list) else ()
+    return bool(named) and not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes)
 
 
 def _norms(width: int, layers: int) -> Iterator[Family]:

@@ -619,8 +619,8 @@ def _travels_of(bucket: Bucket) -> Hashable:
 
 
 @lru_cache(maxsize=1024)  # without data, all parameters of a shape are alike
-def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return with_gradient(shape, dtype, META)
+def _parameter(shape: tuple[int, ...], dtype: torch.dtype, grad_dtype: torch.dtype) -> Tensor:
+    return with_gradient(shape, dtype, grad_dtype, META)
 
 
 def _step_of(plan: Plan, at: Coordinate, workspace: Workspace) -> PlanStep:
@@ -628,7 +628,9 @@ def _step_of(plan: Plan, at: Coordinate, workspace: Workspace) -> PlanStep:
     held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
     for index, (matrix, box) in held.items():
-        parameters[index] = ParameterState(_parameter(box.shape, matrix.dtype), SETTINGS, {})
+        parameters[index] = ParameterState(
+            _parameter(box.shape, matrix.dtype, matrix.grad_dtype), SETTINGS, {}
+        )
     step = PlanStep(plan, at, parameters, workspace=workspace, present=frozenset(held))
     step.fill_state()
     return step

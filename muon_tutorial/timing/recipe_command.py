@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..errors import UsageError
 from ..optimizer.auto_recipes import calibration_path, default_folder, kept_calibration
-from ..orthogonalizers.calibration import Calibration, ShapeTimes
+from ..orthogonalizers.calibration import LARGEST_SIDE, Calibration, ShapeTimes
 from ..orthogonalizers.choices import CANDIDATES, Shape, shape_of
 
 GPT2_SMALL = "768x768,768x3072"
@@ -118,7 +118,7 @@ def _device(name: str) -> torch.device:
 
 def _table(found: Calibration, shapes: tuple[Shape, ...]) -> Table:
     """Milliseconds by recipe and shape, as a table for a terminal."""
-    title = "milliseconds per matrix; –: too slow to be worth timing"
+    title = f"milliseconds per matrix, computed where a side is over {LARGEST_SIDE}; –: too slow to be timed"
     table = Table("orthogonalize", *(f"{n} × {length}" for n, length in shapes), title=title)
     times = [found.find(*shape) for shape in shapes]
     for name in CANDIDATES:

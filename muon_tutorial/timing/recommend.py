@@ -62,7 +62,7 @@ strategies count as equally fast."""
 class Dtypes:
     """The dtypes of a rank's parameters, gradients, momentum and master weights.
 
-    If ``momentum`` is None, it has the parameters' dtype. If ``master`` is None, there are no master weights.
+    If ``momentum`` is None, it has the gradients' dtype. If ``master`` is None, there are no master weights.
     """
 
     param: torch.dtype = torch.bfloat16
@@ -71,7 +71,7 @@ class Dtypes:
     master: torch.dtype | None = None
 
     def __str__(self) -> str:
-        names = {"parameters": self.param, "gradients": self.grad, "momentum": self.momentum or self.param}
+        names = {"parameters": self.param, "gradients": self.grad, "momentum": self.momentum or self.grad}
         said = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in names.items()]
         master = "no" if self.master is None else str(self.master).removeprefix("torch.")
         return ", ".join([*said, f"{master} master weights"])
@@ -173,12 +173,13 @@ class ModelPlan:
         """A lower bound on the seconds of a batch's forward and backward; None if the bound is not known.
 
         The bound counts six operations for each token and each matrix element that the token uses, at the
-        rate of the machine's largest bf16 products, on all ranks. Attention's scores, embeddings,
-        communication and idle stages are not counted.
+        machine's best rate for products, on all ranks. Attention's scores, embeddings, communication and
+        idle stages are not counted.
         """
         if self.tokens is None or self.shape.active is None:
             return None
-        return 6 * self.tokens * self.shape.active / (self.ranks * max(self.machine.gemm["bfloat16"])[1])
+        best = max(rate for rates in self.machine.gemm.values() for _, rate in rates)
+        return 6 * self.tokens * self.shape.active / (self.ranks * best)
 
     def adamw_at(self, factor: float, sharded: bool = True) -> float:
         """AdamW's seconds with links ``factor`` times as fast. If not ``sharded``, AdamW runs under DDP."""
@@ -187,7 +188,12 @@ class ModelPlan:
     @property
     def fitting(self) -> list[StepEstimate]:
         """The strategies that fit in a rank's memory, the fastest first."""
-        return sorted((one for one in self.estimates if _fits(self, one)), key=lambda one: one.seconds)
+        return sorted((one for one in self.offered if _fits(self, one)), key=lambda one: one.seconds)
+
+    @property
+    def offered(self) -> list[StepEstimate]:
+        """The strategies that the package has, so not the baseline ``gather_all``."""
+        return [one for one in self.estimates if one.strategy not in GATHER_ALL]
 
     @property
     def best(self) -> StepEstimate | None:
@@ -302,8 +308,8 @@ def estimate_parts(
     """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
     pairs = zip(plans, parts, strict=True)
     each = together([estimate_plan(name, plan, part.walks, window) for plan, part in pairs])
-    itemsize = (dtypes.momentum or dtypes.param).itemsize
-    kept = replace(each, momentum=each.momentum // dtypes.param.itemsize * itemsize)
+    itemsize = (dtypes.momentum or dtypes.grad).itemsize
+    kept = replace(each, momentum=each.momentum // dtypes.grad.itemsize * itemsize)
     return with_dtypes(kept, dtypes, itemsize)
 
 
@@ -339,7 +345,7 @@ def search(plan: ModelPlan) -> list[Choice]:
         return one.copy + one.exposed + one.reduction + min(one.product, 2 * least)
 
     found = []
-    for one in sorted(plan.estimates, key=promise)[:SEARCHED]:
+    for one in sorted(plan.offered, key=promise)[:SEARCHED]:
         fit = [each for each in _tried(plan, one) if _fits(plan, each.estimate)]
         found += [min(fit, key=lambda each: each.estimate.seconds)] if fit else []
     return sorted(found, key=lambda each: each.estimate.seconds)
@@ -460,13 +466,15 @@ def say_layout(plan: ModelPlan) -> str:
     """A text on the layout of ranks, the dtypes, and the memory that is not counted."""
     grid, node = plan.parts[0].grid, plan.machine.ranks_per_node
     axes = [axis for axis in grid.axes if grid.size(axis) > 1]
-    inside = [axis for axis in axes if grid.stride(axis) * grid.size(axis) <= node]
+    spans = {axis: grid.stride(axis) * grid.size(axis) for axis in axes}
+    inside = [axis for axis, n in spans.items() if n <= node and (node % n == 0 or grid.world_size <= node)]
     where = f"{' and '.join(inside) or 'no axis'} within one" if plan.machine.between else "only one node"
     fastest = f"{axes[-1]} varies fastest, " if len(axes) > 1 else ""
     return (
         f"Ranks: {' × '.join(axes) or 'one'}; {fastest}{node} ranks per node, {where}. "
         f"Dtypes: {plan.dtypes}. memory includes {say_bytes(plan.rest)} for embeddings, head and norms with "
-        "AdamW's state; activations and what FSDP2 gathers for forward and backward are not included."
+        "AdamW's state; activations and what FSDP2 gathers for forward and backward are not included, nor is "
+        "DDP's copy of all gradients (without gradient_as_bucket_view=True)."
     )
 
 
@@ -485,7 +493,7 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
     """
     best, tried = plan.best, [choice.estimate for choice in found]
     if best is None and not found:
-        least = min(plan.estimates, key=plan.memory)
+        least = min(plan.offered, key=plan.memory)
         room, need = say_bytes(plan.machine.memory or 0), say_bytes(plan.memory(least))
         axes = ["tp", "pp", *(["ep"] if plan.shape.experts > plan.sizes["ep"] else [])]
         axes += ["dp_shard (FSDP2, instead of dp)"] if plan.sizes["dp"] > 1 else []
@@ -584,7 +592,8 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
     return [
         f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, with "
         f"all products at the machine's best rate. To this, Muon's step adds at most {say_number(muon)} %, "
-        f"AdamW's step at most {say_number(adamw)} %."
+        f"AdamW's step at most {say_number(adamw)} %, each for the hidden matrices alone, "
+        f"{say_number(100 * plan.shape.hidden / plan.shape.parameters)} % of the parameters."
     ]
 
 
@@ -596,6 +605,10 @@ def _warnings(plan: ModelPlan) -> list[str]:
         if not _fits(plan, one)
     ]
     found += [plan.machine.bf16_note] if plan.machine.bf16_note else []
+    if plan.shape.experts:
+        found.append(
+            'Muon steps the experts here: if a model stacks them, pass experts="muon" to from_model.'
+        )
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append(

@@ -274,29 +274,28 @@ def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace,
         return []
     dtype = plan.buckets[0].entries[0].matrix.grad_dtype
     lengths = averaged_at_once(plan, at).items()
-    return [(walks.trace(_average(length, dtype, at), at), times) for length, times in lengths if length]
+    return [(walks.trace(_average(n, dtype, at), at), times) for n, times in lengths if n * times]
 
 
 def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
     """The numbers of gradient elements that are averaged together before a step, and how often each occurs.
 
-    It is assumed that DDP's buckets are as large as Muon's buckets. FSDP2 reduces a layer at a time, and each
-    rank keeps its shard.
+    DDP's buckets have 25 MB. FSDP2 reduces a layer at a time, and each rank keeps its shard.
     """
     lengths = [  # gradients of matrices that are sharded over dp are already reduced
         sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
         for bucket in plan.buckets
     ]
     shards = at.size(SHARDING)
-    if shards == 1:
-        return Counter(lengths)
-    layers: Counter[str] = Counter()
-    for bucket in plan.buckets:
-        for entry in bucket.entries:
-            layers[_layer_of(entry.matrix.name)] += entry.matrix.numel
-    layer = max(1, max(layers.values(), default=0) // (shards * at.size("tp")))
-    times, rest = divmod(sum(lengths), layer)
-    return Counter({layer: times, rest: 1})
+    most = ROUND_BYTES // plan.buckets[0].entries[0].matrix.grad_dtype.itemsize
+    if shards > 1:
+        layers: Counter[str] = Counter()
+        for bucket in plan.buckets:
+            for entry in bucket.entries:
+                layers[_layer_of(entry.matrix.name)] += entry.matrix.numel
+        most = max(1, max(layers.values(), default=0) // (shards * at.size("tp")))
+    times, rest = divmod(sum(lengths), most)
+    return Counter({most: times, rest: 1})
 
 
 def _layer_of(name: str) -> str:

@@ -161,10 +161,11 @@ def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, 
     trainer.ledger.clear()
     trainer.optimizer.zero_grad()
     loss, learning = _timed(trainer, lambda: _learn(trainer, step))
-    global_loss = _finite(_mean_over_dp(trainer, loss), f"the loss at step {step + 1}", trainer)
+    mean, waiting = _timed(trainer, lambda: _mean_over_dp(trainer, loss))  # waits for slower ranks
+    global_loss = _finite(mean, f"the loss at step {step + 1}", trainer)
     optimizing, verdict = _optimize(trainer, step, checked)
     trainer.scheduler.step()
-    return StepRecord(step, global_loss, lr, learning + optimizing, optimizing), verdict
+    return StepRecord(step, global_loss, lr, learning + waiting + optimizing, optimizing), verdict
 
 
 def _build_optimizer(model: GPT, settings: TrainSettings, world: LiveWorld) -> MuonWithAdamW:
@@ -268,11 +269,7 @@ def _check_text(began_with: str | None, text: Text) -> None:
 
 
 def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
-    """For each phase of the last step, the traffic of the rank that sent the most bytes."""
+    """The phases of the last step on the rank that sent the most bytes in all of them together."""
     rows = trainer.ledger.rows(trainer.world.at.rank)
-    mine = [(row.phase, row.collectives, row.payload, row.ring) for row in rows]
-    most: dict[str, PhaseTraffic] = {}
-    for told in gather_objects(mine):
-        for traffic in [PhaseTraffic(*row) for row in told]:
-            most[traffic.phase] = max(most.get(traffic.phase, traffic), traffic, key=lambda t: t.sent_bytes)
-    return tuple(most.values())
+    mine = tuple(PhaseTraffic(row.phase, row.collectives, row.payload, row.ring) for row in rows)
+    return max(gather_objects(mine), key=lambda its: sum(traffic.sent_bytes for traffic in its))

@@ -12,8 +12,8 @@ from .settings import TrainSettings
 class StepRecord:
     """One step: the global batch's mean loss before the step, and the seconds that rank 0 took.
 
-    ``optimizer_seconds`` is the part from the last gradient to the last new parameter, including the wait for
-    slower ranks.
+    ``seconds`` include the wait for slower ranks. ``optimizer_seconds`` is the part after that: from when all
+    ranks have their gradients to the last new parameter.
     """
 
     step: int
@@ -34,7 +34,7 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTraffic:
-    """One phase of a step, on the rank that sends most. ``sent_bytes`` follows the ring model."""
+    """One phase of a step, on the rank that sends most in a step. ``sent_bytes`` follows the ring model."""
 
     phase: str
     requests: int

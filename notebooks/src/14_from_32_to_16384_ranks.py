@@ -225,7 +225,7 @@ print(lesson.say_balance())
 print(lesson.say_clocked())
 
 # %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here. For steps it is up to 4.3 times off. So at 16,384
+# For Newton–Schulz alone the planner is at most 1.5 times off here. For steps it is up to 5.1 times off. So at 16,384
 # ranks, trust its counts, such as idle owners and bytes, more than its seconds.
 #
 # <details><summary>Why so far off, sources, and worse rows</summary>
@@ -385,14 +385,14 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 #    counts the optimizer's step alone.
 #
 # *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
-# all else as above and a `memory` of at most 80 GB. The command above scores 1.76 s and 50.5 GB, with `layerwise`. Par
-# is 0.91 s and 34.4 GB.
+# all else as above and a `memory` of at most 80 GB. The command above scores 1.79 s and 50.5 GB, with `layerwise`. Par
+# is 0.9 s and 34.4 GB.
 #
 # </details>
 #
 # <details><summary>A solution of the open task: how to get par, and what the score leaves out</summary>
 #
-# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 2.8 GB a
+# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 3.1 GB a
 # rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone. FSDP2
 # also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so the limit is the
 # 446 above. `dp_shard` is only 64, so computing can hide these gathers. tp's all_reduces stay inside a node. Over

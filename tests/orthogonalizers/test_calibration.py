@@ -101,6 +101,13 @@ def test_candidates_take_turns_and_the_least_of_their_seconds_counts(monkeypatch
     monkeypatch.setattr(calibration, "_seconds", timed)
     assert measure_shape(100, 7, CPU, rounds=3).seconds == {"stock": 3.0, "gram": 6.0}  # the first warms up
     assert turns == ["stock", "gram"] * 4
+    turns.clear()
+    large = measure_shape(3 * calibration.LARGEST_SIDE, 7, CPU, rounds=1).seconds
+    assert large == {"stock": 5.0, "gram": 6.0}  # only the smaller side counts
+    turns.clear()
+    monkeypatch.setattr(calibration, "_matrices", lambda *_: torch.empty(8, 8))
+    side = 2 * calibration.LARGEST_SIDE
+    assert measure_shape(side, side, CPU, rounds=1).seconds == {"stock": 8 * 5.0, "gram": 8 * 6.0}
 
 
 def test_a_small_shape_is_measured_once_and_the_best_is_among_the_measured() -> None:

@@ -125,6 +125,17 @@ def test_configs_count_as_built(model_type: str, sizes: Mapping[str, Any], more:
     assert_as_built(shape_from_config(config, "small", "here", "the config"), built(config))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.1-8b"])
+def test_a_model_without_a_head_is_counted_without_one(name: str) -> None:
+    config = {**PUBLIC[name]["config"], "tie_word_embeddings": False}
+    whole, headless = (
+        shape_from_config({**config, "architectures": [its]}, "small", "here", "the config")
+        for its in ("AnyForCausalLM", "AnyModel")
+    )
+    table = next(other.size for other in whole.others if other.name == "head")
+    assert headless.rest == whole.rest - table
+
+
 def test_every_known_type_has_a_variant() -> None:
     assert {model_type for model_type, _, _ in VARIANTS} == set(MODEL_TYPES) - set(SAME_AS)
 

@@ -16,7 +16,8 @@ from muon_tutorial import Grid, Matrix, Shard, layerwise, owner
 from muon_tutorial.cli import main
 from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.evidence import formulas
-from muon_tutorial.evidence.predict import predict
+from muon_tutorial.evidence.memory import plan_memory
+from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.machine import Link, find_machine, machine_names
 from muon_tutorial.timing.models import find_model
@@ -224,7 +225,7 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
     elements = find_model("gpt2").hidden
     for one in found.estimates:
         assert one.held == elements * (2 + 4) / 8
-        assert one.momentum == elements * 2 / 8
+        assert one.momentum == elements * 4 / 8  # the gradients' dtype
         assert one.phases["gradient reduce_scatter, by FSDP2"] == elements * 4 * 7 / 8
         assert one.phases["gradient all_reduce, by FSDP2"] == elements / 8 * 4 * 2 * 3 / 4
         assert one.fsdp >= elements // 12 * 4  # FSDP2's own buffer, of a layer
@@ -262,7 +263,8 @@ def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> No
     found = planned("mixtral-8x7b", "dp=2,dp_shard=8,ep=4,pp=16")
     dense = 2 * (4096 * 4096 * 2 + 4096 * 1024 * 2)  # two layers' attention
     experts = 2 * 8 * 3 * 4096 * 14336
-    assert {one.momentum for one in found.estimates} == {2 * (dense // 8 + experts // 4 // 2)}
+    assert {one.momentum for one in found.estimates} == {4 * (dense // 8 + experts // 4 // 2)}
+    assert any('pass experts="muon"' in line for line in say(found))
     with pytest.raises(GridError, match="ep=8 does not divide dp_shard × tp = 4"):
         planned("mixtral-8x7b", "dp=4,dp_shard=4,ep=8,pp=16")
 
@@ -289,9 +291,13 @@ def test_a_long_plan_is_announced(model: str, grid: str, said: str) -> None:
 
 
 def test_a_batch_says_what_part_of_a_step_the_optimizer_is() -> None:
-    shape, rate = find_model("gpt2"), max(H100.gemm["bfloat16"])[1]
-    found = planned("gpt2", "dp=4", tokens=2**20)
-    assert found.training == pytest.approx(6 * 2**20 * shape.hidden / (4 * rate))
+    shape, found = find_model("gpt2"), planned("gpt2", "dp=4", tokens=2**20)
+    assert found.training == pytest.approx(6 * 2**20 * shape.hidden / (4 * max(H100.gemm["bfloat16"])[1]))
+    slow = replace(
+        found, machine=replace(H100, gemm={"bfloat16": ((64, 2e9), (512, 1e9)), "float32": ((9, 4e9),)})
+    )
+    assert slow.training == pytest.approx(6 * 2**20 * shape.hidden / (4 * 4e9))  # the best of all rates
+    assert "for the hidden matrices alone, 68.3 % of the parameters" in " ".join(say(found))
     assert any(line.startswith("Forward and backward of 1,048,576 tokens") for line in say(found))
     assert planned("gpt2", "dp=4").training is None
     mixed = find_model("mixtral-8x7b")
@@ -392,6 +398,22 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     assert f"{behind.strategy} is faster; both are equal at 0.8" in line  # 4 (1/f - 1) = 1 at f = 0.8
 
 
+def test_a_baseline_that_the_package_lacks_is_never_advised() -> None:
+    found = planned("gpt2", "dp_shard=4,pp=12")
+    *_, baseline = found.estimates
+    assert baseline.strategy == "gather_all"
+    fast = replace(found, estimates=(*found.estimates[:-1], replace(baseline, product=0.0, copy=0.0)))
+    assert "gather_all" not in " ".join(say(fast, search(fast)))
+
+
+def test_the_momentum_that_is_counted_is_the_one_that_a_step_keeps() -> None:
+    given = [Matrix(0, "m", (8, 8), dtype=torch.bfloat16, grad_dtype=torch.float32)]
+    plan = STRATEGIES["zero1"](given, Grid.of(dp=2))
+    at = plan.grid.at(0)
+    kept = step_over_ones(plan, at, torch.device("cpu")).parameters[0].state["momentum_buffer"]
+    assert plan_memory(plan, at).momentum == kept.nbytes == 8 * 8 // 2 * 4
+
+
 def test_the_whole_models_memory_counts() -> None:
     plain = planned("gpt2", "dp=4")
     shape = plain.shape
@@ -402,13 +424,14 @@ def test_the_whole_models_memory_counts() -> None:
     for one in more.estimates:
         before = named[one.strategy]
         assert one.held == before.held  # 4 + 2 bytes per element instead of 2 + 4
-        assert one.momentum == before.momentum
+        assert 2 * one.momentum == before.momentum  # bf16 instead of fp32
         assert one.master == 2 * one.momentum
         assert more.memory(one) == one.memory + one.master + more.rest
     said = "parameters float32, gradients bfloat16, momentum bfloat16, float32 master weights"
     assert said in say_layout(more)
     cut = planned("llama-3.1-8b", "dp=16,tp=4")
     assert "tp varies fastest, 8 ranks per node, tp within one" in say_layout(cut)
+    assert "no axis within one" in say_layout(planned("gpt2", "dp=4,tp=3"))  # ranks 6 to 8 are on two nodes
     assert "activations" in say_layout(plain)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,10 @@ from muon_tutorial.optimizer import update_verdict
 from muon_tutorial.optimizer.audit import Audit
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.parameter_state import local_part
-from muon_tutorial.training import check
+from muon_tutorial.training import check, loop
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
-from muon_tutorial.training.records import CheckVerdict
+from muon_tutorial.training.records import CheckVerdict, PhaseTraffic
 from muon_tutorial.training.report import describe_verdict
 from muon_tutorial.training.settings import TrainSettings
 
@@ -125,6 +126,24 @@ def audits_of_steps(rank: int) -> list[tuple[int, int]]:
         hooks = len(pair._optimizer_step_pre_hooks) + len(pair._optimizer_step_post_hooks)
         found.append((len(made), hooks + hooked))
     return found
+
+
+def test_a_step_counts_the_wait_for_slower_ranks_and_the_traffic_is_one_ranks() -> None:
+    times, traffic = zip(*launch(slow_on_one_rank, 4, output="quiet"), strict=True)
+    assert all(optimizing < seconds / 2 and seconds >= 0.5 for seconds, optimizing in times)
+    sent = [sum(phase.sent_bytes for phase in own) for _, own in traffic]
+    assert {sum(phase.sent_bytes for phase in told) for told, _ in traffic} == {max(sent)}
+
+
+def slow_on_one_rank(rank: int) -> tuple[tuple[float, float], tuple[Any, Any]]:
+    """A step's times, and its traffic as the report tells it and as this rank counted it."""
+    trainer = build_trainer(TrainSettings(**{**TINY, "dp": 4, "tp": 1, "strategy": "layerwise"}))
+    train_step(trainer, 0, checked=False)
+    if rank == 1:
+        trainer.model.register_forward_hook(lambda *_: time.sleep(0.5))
+    record, _ = train_step(trainer, 1, checked=False)
+    own = tuple(PhaseTraffic(r.phase, r.collectives, r.payload, r.ring) for r in trainer.ledger.rows(rank))
+    return (record.seconds, record.optimizer_seconds), (loop._traffic(trainer), own)
 
 
 def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
