@@ -52,13 +52,13 @@ def load_checkpoint(
             checkpoint lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or
             optimizer differs. Raised on all ranks, with the cause; no rank has changed anything.
     """
-    return load_found(lambda: [Path(path)], model, optimizer, rename)
+    return load_found(lambda: [Path(path)], model, optimizer, rename)[1]
 
 
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
-) -> dict[str, Any]:
-    """Call ``find`` on rank 0, and load the first undamaged folder that it returns."""
+) -> tuple[Path, dict[str, Any]]:
+    """Call ``find`` on rank 0; load the first undamaged folder that it returns. Return it and ``extra``."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -97,7 +97,7 @@ def load_found(
             )
         extra = meeting.agree_that("read its part", lambda: _read(saved, targets))
     _take_over(meeting, optimizer, targets)
-    return extra
+    return path, extra
 
 
 def _open_whole(meeting: Meeting, paths: Sequence[Path], held: ExitStack) -> OpenCheckpoint:

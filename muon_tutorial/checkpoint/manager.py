@@ -38,7 +38,7 @@ from .verify_files import damage_of, open_checkpoint
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 2**16  # bytes that ``latest`` may have
+_LONGEST, _MOST_NAMED = 2**16, 1000  # bytes and checkpoints that ``latest`` may have
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -51,9 +51,9 @@ class CheckpointManager:
     Args:
         folder: made when the first checkpoint is saved.
         keep: how many complete checkpoints to keep: the one saved last, and those of the steps closest before
-            it. If the run was resumed from an earlier step, its own checkpoints come before those that were
-            abandoned. Older ones are removed. Anything else in the folder stays, such as a checkpoint that
-            is being copied there.
+            it. If this manager loaded an earlier step, abandoned checkpoints come after the run's own. Older
+            ones are removed. Anything else in the folder stays, such as a checkpoint that is being copied
+            there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -66,6 +66,7 @@ class CheckpointManager:
         self.keep = keep
         self._buffers: dict[Place, Tensor] = {}  # reused, because allocating takes longer than copying
         self._pending: PendingSave | None = None
+        self._newest_own: int | None = None  # the step that was loaded or saved last
 
     def save(
         self,
@@ -174,8 +175,8 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Steps that ``latest`` does not name come later, and those after its first
-        step last: they may have been saved before the run was resumed from an earlier step."""
+        """The steps, newest first. Steps that ``latest`` does not name come later, and those after the newest
+        that it names last: they may have been saved before the run was resumed from an earlier step."""
         run = self._named_by_latest()
         last = max(run, default=math.inf)
         return sorted(set(self._steps()), key=lambda step: (step not in run, step > last, -step))
@@ -211,7 +212,9 @@ class CheckpointManager:
                 raise CheckpointError(f"{self.folder} holds no complete checkpoint")
             return [*map(self._path, found)]
 
-        return load_found(find, model, optimizer, rename)
+        path, extra = load_found(find, model, optimizer, rename)
+        self._newest_own = _step_of(path.name)
+        return extra
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -232,10 +235,12 @@ class CheckpointManager:
         return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
-        """Write a checkpoint's name to ``latest``, and remove old checkpoints. Called on rank 0."""
+        """Write the names of the run's checkpoints to ``latest``, and remove old ones. Called on rank 0."""
         step = _step_of(target.name)
         assert step is not None
-        run = [step, *(its for its in self._named_by_latest() if its < step)][: self.keep]
+        last = step - 1 if self._newest_own is None else min(step - 1, self._newest_own)
+        before = [its for its in self._named_by_latest() if its <= last and self._is_complete(its)]
+        run, self._newest_own = [step, *before][: min(self.keep, _MOST_NAMED)], step
         lines = "".join(f"{self._path(its).name}\n" for its in run)
         folders.replace_file(self.folder / LATEST, lines.encode(), save_id)
         older = [its for its in self._newest_first() if its < step and self._is_complete(its)]

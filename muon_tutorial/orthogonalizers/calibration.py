@@ -112,7 +112,8 @@ def read_calibration(path: str | Path) -> Calibration:
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. Each candidate runs once per round; its shortest time counts.
 
-    A large shape's times are those of a smaller one, in proportion to the operations.
+    If both sides are over ``LARGEST_SIDE``, a smaller shape of the same ratio is timed, and its times are
+    multiplied by the ratio of operations.
     """
     timed = _timed_shape(rows, columns)
     matrices, more = _matrices(*timed, device), math.prod((rows, columns)) ** 1.5 / math.prod(timed) ** 1.5

@@ -13,6 +13,7 @@ down-projections are whole on every rank, and the up-projections are cut by rows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -243,11 +244,14 @@ def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
     return layers, heads, heads, families
 
 
+_HEADLESS = re.compile(r".*(?<!LMHead)(?<!DoubleHeads)Model|.*For(Sequence|Token)Classification")
+
+
 def _has_no_head(keys: ConfigKeys) -> bool:
     """Whether ``architectures`` names only classes without a language model's head, such as LlamaModel."""
     named = keys.held.get("architectures")
-    classes = map(str, named) if isinstance(named, list) else ()
-    return bool(named) and not any(each.endswith(("ForCausalLM", "LMHeadModel")) for each in classes)
+    classes = [str(each) for each in named] if isinstance(named, list) else []
+    return bool(classes) and all(map(_HEADLESS.fullmatch, classes))
 
 
 def _norms(width: int, layers: int) -> Iterator[Family]:

@@ -118,7 +118,7 @@ def _device(name: str) -> torch.device:
 
 def _table(found: Calibration, shapes: tuple[Shape, ...]) -> Table:
     """Milliseconds by recipe and shape, as a table for a terminal."""
-    title = f"milliseconds per matrix, computed where a side is over {LARGEST_SIDE}; –: too slow to be timed"
+    title = f"milliseconds per matrix, computed if both sides exceed {LARGEST_SIDE}; –: too slow to be timed"
     table = Table("orthogonalize", *(f"{n} × {length}" for n, length in shapes), title=title)
     times = [found.find(*shape) for shape in shapes]
     for name in CANDIDATES:

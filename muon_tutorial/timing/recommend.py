@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
-BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
+BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "averaging", "memory")
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The largest number of ranks on a grid; planning for so many takes half a minute for a small model."""
@@ -467,14 +467,15 @@ def say_layout(plan: ModelPlan) -> str:
     grid, node = plan.parts[0].grid, plan.machine.ranks_per_node
     axes = [axis for axis in grid.axes if grid.size(axis) > 1]
     spans = {axis: grid.stride(axis) * grid.size(axis) for axis in axes}
-    inside = [axis for axis, n in spans.items() if n <= node and (node % n == 0 or grid.world_size <= node)]
+    inside = [axis for axis, n in spans.items() if n <= node and (node % n == 0 or plan.ranks <= node)]
     where = f"{' and '.join(inside) or 'no axis'} within one" if plan.machine.between else "only one node"
     fastest = f"{axes[-1]} varies fastest, " if len(axes) > 1 else ""
+    ddps = "DDP's copy of all gradients (without gradient_as_bucket_view=True)"
+    left_out = "what FSDP2 gathers for forward and backward" if plan.sizes[SHARDING] > 1 else ddps
     return (
         f"Ranks: {' × '.join(axes) or 'one'}; {fastest}{node} ranks per node, {where}. "
         f"Dtypes: {plan.dtypes}. memory includes {say_bytes(plan.rest)} for embeddings, head and norms with "
-        "AdamW's state; activations and what FSDP2 gathers for forward and backward are not included, nor is "
-        "DDP's copy of all gradients (without gradient_as_bucket_view=True)."
+        f"AdamW's state; activations and {left_out} are not included."
     )
 
 

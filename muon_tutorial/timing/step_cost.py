@@ -50,6 +50,8 @@ GRADIENTS = ("gradient reduce", "gradient all_reduce")
 """The beginnings of the names of phases that average gradients."""
 OWN = Speed(free=GRADIENTS)
 """The links have the machine's own speed, but averaging gradients takes no time."""
+DDP_BUCKET_BYTES = 25_000_000
+"""About DDP's default. Its smaller first bucket, and embeddings in its buckets, are not counted."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 RootOf = Callable[[int], int]
@@ -280,14 +282,14 @@ def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace,
 def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
     """The numbers of gradient elements that are averaged together before a step, and how often each occurs.
 
-    DDP's buckets have 25 MB. FSDP2 reduces a layer at a time, and each rank keeps its shard.
+    DDP's buckets are assumed to have 25 MB. FSDP2 reduces a layer at a time, and each rank keeps its shard.
     """
     lengths = [  # gradients of matrices that are sharded over dp are already reduced
         sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
         for bucket in plan.buckets
     ]
     shards = at.size(SHARDING)
-    most = ROUND_BYTES // plan.buckets[0].entries[0].matrix.grad_dtype.itemsize
+    most = DDP_BUCKET_BYTES // plan.buckets[0].entries[0].matrix.grad_dtype.itemsize
     if shards > 1:
         layers: Counter[str] = Counter()
         for bucket in plan.buckets:

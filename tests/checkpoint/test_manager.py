@@ -71,6 +71,10 @@ def test_abandoned_checkpoints_neither_count_nor_serve_before_the_runs_own(tmp_p
     file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
     with pytest.warns(UserWarning, match="step-00000025"):
         assert CheckpointManager(tmp_path).load(*fresh()) == {"step": 15}
+    resumed = CheckpointManager(tmp_path, keep=2)
+    resumed.load(*fresh(), step=15)
+    resumed.save(40, *trained(2))  # beyond all abandoned steps
+    assert names(tmp_path) == ["latest", "step-00000015", "step-00000040"]
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,19 @@ def test_configs_count_as_built(model_type: str, sizes: Mapping[str, Any], more:
 @pytest.mark.parametrize("name", ["gpt2", "llama-3.1-8b"])
 def test_a_model_without_a_head_is_counted_without_one(name: str) -> None:
     config = {**PUBLIC[name]["config"], "tie_word_embeddings": False}
-    whole, headless = (
-        shape_from_config({**config, "architectures": [its]}, "small", "here", "the config")
-        for its in ("AnyForCausalLM", "AnyModel")
+    table = config["vocab_size"] * config.get("hidden_size", config.get("n_embd"))
+    without, *others = (
+        shape_from_config({**config, "architectures": its}, "small", "here", "the config").rest
+        for its in (
+            ["AnyModel"],
+            ["AnyForCausalLM"],
+            ["GPT2LMHeadModel"],
+            ["AnyForConditionalGeneration"],
+            "odd",
+            [],
+        )
     )
-    table = next(other.size for other in whole.others if other.name == "head")
-    assert headless.rest == whole.rest - table
+    assert {*others} == {without + table}
 
 
 def test_every_known_type_has_a_variant() -> None:

@@ -431,7 +431,8 @@ def test_the_whole_models_memory_counts() -> None:
     assert said in say_layout(more)
     cut = planned("llama-3.1-8b", "dp=16,tp=4")
     assert "tp varies fastest, 8 ranks per node, tp within one" in say_layout(cut)
-    assert "no axis within one" in say_layout(planned("gpt2", "dp=4,tp=3"))  # ranks 6 to 8 are on two nodes
+    for grid in ("dp=4,tp=3", "dp=2,tp=3,pp=4"):  # ranks 6 to 8 are on two nodes
+        assert "no axis within one" in say_layout(planned("gpt2", grid))
     assert "activations" in say_layout(plain)
 
 
