@@ -86,12 +86,18 @@ class FusedWeight:
     @property
     def owner(self) -> str:
         """The class name of the module around the layer."""
-        return type(self.modules[0]).__name__
+        return class_of(self.modules[0]).__name__
 
     @property
     def head_dim(self) -> int:
         heads = self.size(*HEADS)
         return self.size(*HEAD_DIM) or (self.inputs // heads if heads else 0)
+
+
+def class_of(module: nn.Module) -> type:
+    """Return a module's own class. FSDP2 and parametrizations put a class of torch's in front of it."""
+    torchs = ("torch.distributed.", "torch.nn.utils.parametrize")
+    return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(torchs))
 
 
 def fused_parts(it: FusedWeight) -> Fused | None:
@@ -211,9 +217,10 @@ def _by_class(it: FusedWeight) -> Fused | None:
         return Fused("B, C, x", _equal(it, 3))
     if isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight":
         return Fused("q, k, v", _equal(it, 3))
-    gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(it.owner)
-    if gates and it.name.startswith(("weight_ih", "weight_hh")):
-        return Fused("gates", _equal(it, gates))
+    gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}
+    kinds = [kind.__name__ for kind in type(it.modules[0]).__mro__ if kind.__name__ in gates]
+    if kinds and it.name.startswith(("weight_ih", "weight_hh")):
+        return Fused("gates", _equal(it, gates[kinds[0]]))
     return None
 
 

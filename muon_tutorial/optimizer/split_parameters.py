@@ -48,6 +48,7 @@ from .fused_weights import (
     KNOWN_LIBRARIES,
     Fused,
     FusedWeight,
+    class_of,
     fused_parts,
     heads_apart,
     parts_word,
@@ -247,7 +248,7 @@ class _Sorter:
             return "router"
         if _is_gain(it):
             return "gain"
-        if any(_class_of(module).__name__ == "ParamWrapper" for module in it.modules):
+        if any(class_of(module).__name__ == "ParamWrapper" for module in it.modules):
             return "adapters of stacked experts"
         if min(it.param.shape) < 2:
             return "a single row or column"
@@ -278,7 +279,7 @@ def _stacked(it: _Holding) -> Fused:
     lines = it.param.shape[-1 if _is_transposed(it) else -2]
     around = it.modules[0] if _is_bare(it) else it.modules[1]
     takes = {side for param in around.parameters() if param.ndim == 3 for side in param.shape[1:]}
-    return stacked_parts(name, _class_of(it.modules[0]).__name__, lines, takes)
+    return stacked_parts(name, class_of(it.modules[0]).__name__, lines, takes)
 
 
 def _check_parts(it: _Holding, parts: Parts, transposed: bool) -> None:
@@ -374,7 +375,7 @@ def _is_gain(it: _Holding) -> bool:
     """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or the name of the peft dict that
     holds it."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
-    is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
+    is_norm = isinstance(it.module, nn.LayerNorm) or class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
 
@@ -408,10 +409,10 @@ def _is_transposed(it: _Holding) -> bool:
     if it.said_transposed:
         return True
     if it.is_stack:
-        named = type(it.module).__name__ in TRANSPOSED_EXPERTS
+        named = class_of(it.module).__name__ in TRANSPOSED_EXPERTS
         return bool(getattr(it.module, "is_transposed", named))
     # GPT-2's Conv1D, a linear layer of Hugging Face
-    return type(it.module).__name__ == "Conv1D" and it.param.shape[-1] == getattr(it.module, "nf", None)
+    return class_of(it.module).__name__ == "Conv1D" and it.param.shape[-1] == getattr(it.module, "nf", None)
 
 
 def _fused_weight(it: _Holding) -> FusedWeight:
@@ -430,14 +431,8 @@ def _fused_weight(it: _Holding) -> FusedWeight:
     elif added := [word.removesuffix("_adapter_list") for word in words if word.endswith("_adapter_list")]:
         around = [it for it in modules if getattr(getattr(it, added[0], None), "out_features", 0) == lines]
         layer, modules = (added[0], around) if around else (layer, modules)  # an adapter of Zamba 2's MLP
-    library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
+    library = class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
     return FusedWeight(layer, lines, inputs, [*modules], library)
-
-
-def _class_of(module: nn.Module) -> type:
-    """Return a module's class. If FSDP2 has changed the class, return the original."""
-    kinds = type(module).__mro__
-    return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
 
 
 def _is_wrapper(module: nn.Module) -> bool:

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
-from muon_tutorial import Muon, MuonWithAdamW, UsageError, launch
+from muon_tutorial import Muon, MuonWithAdamW, UsageError, launch, split_parameters
 from muon_tutorial.optimizer.audit import audit
 
+from ..optimizer.test_split_parameters import Conv1D, bare
 from ..oracle import perceptron
 
 STEPS = 3
@@ -121,6 +122,22 @@ def made_on_meta(rank: int) -> list[str]:
     return [*listen(model, optimizer, rank), seen.report().line]
 
 
+def laid_out_otherwise(rank: int) -> list[str]:
+    """The weights whose layout changes if ``fully_shard`` gives the module around them a class of its own."""
+    attention = bare("CodeGenAttention")
+    attention.qkv_proj = nn.Linear(8, 24, bias=False)
+    experts = bare("Llama4TextExperts", gate_up_proj=(2, 8, 8), down_proj=(2, 4, 8))
+    layers = {"a": attention, "experts": experts, "c_fc": Conv1D(8, 4), "rnn": nn.LSTM(4, 4, bias=False)}
+    model, found = nn.ModuleDict(layers), []
+    for sharded in (False, True):
+        for module in layers.values() if sharded else ():
+            fully_shard(module)
+        split = split_parameters(model, experts="muon")
+        found.append({it.name: (it.who, it.why, it.parts, it.transposed) for it in split.verdicts})
+    assert len(found[0]) == 6
+    return [name for name, its in found[0].items() if found[1][name] != its]
+
+
 def matrices_alone(model: nn.Module) -> Muon:
     return Muon([param for param in model.parameters() if param.ndim == 2], lr=0.02)
 
@@ -183,6 +200,7 @@ CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     "an expert without a first gradient": (own_expert, ("", *["gradient of expert.weight is not .*ep"] * 2)),
     "made between two fully_shard": (made_between, (rf"2\.weight, 2\.bias.*{NOT_STEPPED}", "", "")),
     "made on the meta device": (made_on_meta, (*QUIET, "^this is Muon")),
+    "modules sharded by themselves": (laid_out_otherwise, ()),
     "FSDP1 later": (lambda rank: fsdp1_later(rank, True), [FLAT] * 3),
     "FSDP1 later, one flat parameter": (lambda rank: fsdp1_later(rank, False), [IN_A_FLAT_ONE] * 3),
     "FSDP1 after a step": (lambda rank: fsdp1_later(rank, True, 1), ["", FLAT_MOMENTS, FLAT_MOMENTS]),

@@ -400,11 +400,13 @@ def test_fused_weights_stay_whole_if_asked() -> None:
 
 
 def test_fused_weights_are_taken_apart() -> None:
-    """Keys and values of GPT-2's cross-attention, and torch's own attention."""
+    """Keys and values of GPT-2's cross-attention, torch's own attention, and a subclass of its LSTM."""
     (fused,) = split_parameters(nn.ModuleDict({"c_attn": Conv1D(8, 4)})).hidden
     assert fused["parts"] == (4, 4)
     whole, fused = split_parameters(nn.MultiheadAttention(4, 2)).hidden
     assert (whole.get("parts"), fused["parts"]) == (None, (4, 4, 4))
+    (fused,) = split_parameters(type("MyLSTM", (nn.LSTM,), {})(4, 4, bias=False)).hidden
+    assert fused["parts"] == (4, 4, 4, 4)
 
 
 def test_a_convolution_of_the_same_name_is_none() -> None:
