@@ -205,9 +205,9 @@ def _delta_net(it: FusedWeight) -> Fused | None:
         fits = bool(keys) and sum(run) * keys == it.lines
         what = "q, k, v, z" if it.name == "in_proj_qkvz" else "b, a"
         return Fused(what, _again(run, keys) if fits else None, certain=fits)
-    head, heads = it.head_dim, it.size(*HEADS)
+    head, heads = it.size(*HEAD_DIM), it.size(*HEADS)
     if it.name == "q_proj" and head and it.lines == 2 * heads * head and not it.size("qk_nope_head_dim"):
-        return Fused("q, gate", _again((head, head), heads))
+        return Fused("q, gate", _again((head, head), heads) if it.library else None, it.library)
     return None
 
 

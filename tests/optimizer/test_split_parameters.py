@@ -452,6 +452,26 @@ def test_an_uncertain_layout_is_warned_of_with_the_words_to_write() -> None:
     assert "fused, kept whole: state its layout with parts=" in str(split)
 
 
+def attention(dim: int = 8, inputs: int = 8, **stated: Any) -> nn.Module:
+    """An attention whose queries, keys and values have ``dim`` rows, with the sizes that the module states."""
+    module = nn.Module()
+    for name, width in {"q_proj": 8, "k_proj": inputs, "v_proj": inputs}.items():
+        module.add_module(name, nn.Linear(width, dim, bias=False))
+    for name, size in stated.items():
+        setattr(module, name, size)
+    return module
+
+
+def test_wide_queries_of_a_users_own_attention_are_not_cut() -> None:
+    """They may hold a gate beside each query, as in Qwen3-Next, or have heads wider than the model's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (group,) = split_parameters(attention(16, num_heads=2, d_k=8)).hidden
+    assert "parts" not in group
+    with pytest.warns(UserWarning, match=r"names of q_proj.weight \(16 × 8\) suggest several matrices"):
+        split_parameters(attention(16, num_heads=2, head_dim=4))
+
+
 TABLES = "query latents_1d latent_query memory_bank index_kpool_compress_ape wte object_pointer"
 
 
