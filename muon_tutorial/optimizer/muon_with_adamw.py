@@ -127,9 +127,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         DDP, and before Accelerate's ``prepare``. DTensors and DDP need no strategy.
 
         Args:
-            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses ``lr``, too, and ``adjust_lr_fn``
-                becomes ``"match_rms_adamw"`` unless ``muon`` sets it, so that both optimizers' updates are
-                about equally large.
+            lr: Muon's learning rate. Without ``adamw_lr`` (or an ``"lr"`` in ``adamw``), AdamW uses ``lr``,
+                too, and ``adjust_lr_fn`` becomes ``"match_rms_adamw"`` unless ``muon`` sets it, so that both
+                optimizers' updates are about equally large.
             weight_decay: for both optimizers. By default Muon uses 0.1 and AdamW 0.01, as in torch.
             decay_vectors: whether weight decay applies to norms, biases and other vectors.
             betas: AdamW's betas.
@@ -153,7 +153,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             what = f"{type(model).__name__} has no hidden matrix for Muon"
             raise UsageError(f"{what}: use torch.optim.AdamW, or include_frozen=True if matrices are frozen")
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-        one_lr = {"adjust_lr_fn": "match_rms_adamw"} if adamw_lr is None else {}
+        one_lr = {"adjust_lr_fn": "match_rms_adamw"} if adamw_lr is None and "lr" not in (adamw or {}) else {}
         first = Muon(split.hidden, lr, strategy=strategy, mesh=mesh, **{**decay, **one_lr, **(muon or {})})
         options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": betas, **decay, **(adamw or {})}
         rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)

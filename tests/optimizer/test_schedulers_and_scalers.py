@@ -62,9 +62,12 @@ def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
     assert both.muon.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
     assert both.muon.param_groups[0]["weight_decay"] == 0
     assert both.adamw.param_groups[0]["betas"] == (0.9, 0.95)
-    two = MuonWithAdamW.from_model(perceptron(), lr=0.02, adamw_lr=3e-4)
-    assert two.defaults["lr"] == 0.02  # which some schedulers ask for
-    assert two.muon.param_groups[0]["adjust_lr_fn"] is None
+    apart: tuple[dict[str, Any], ...] = ({"adamw_lr": 3e-4}, {"adamw": {"lr": 3e-4}})
+    for its in apart:
+        two = MuonWithAdamW.from_model(perceptron(), lr=0.02, **its)
+        assert two.defaults["lr"] == 0.02  # which some schedulers ask for
+        assert [group["lr"] for group in two.param_groups] == [0.02, 3e-4]
+        assert two.muon.param_groups[0]["adjust_lr_fn"] is None
 
 
 def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:
