@@ -81,6 +81,9 @@ MATRIX_NAMES = re.compile(
 )
 """Names of parameters that multiply an input, such as ``weight``, ``w1`` and ``original1`` (parametrized)."""
 
+GATES = re.compile(r"(.*_)?gates?(_w|_weight)?|w_noise")
+"""Names of routers beside experts, as modules or as parameters; ``w_noise`` makes a router's noise."""
+
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
 # Experts that are stored as (E, in, out) without an attribute ``is_transposed``. Older versions of
 # transformers lack the attribute, and so do Llama 4's experts in version 5.23.
@@ -256,9 +259,9 @@ class _Sorter:
 
     def _is_router(self, it: _Holding) -> bool:
         """Whether a parameter is a router. MLPs have gates, too, so a ``gate`` counts only beside experts."""
-        if "Router" in type(it.module).__name__ or any(word.endswith("router") for word in it.path):
+        if "Router" in type(it.module).__name__ or re.search(r"router(_w|_weight)?(\.|$)", it.name):
             return True
-        gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
+        gates = [i for i, word in enumerate(it.path) if GATES.fullmatch(word)]
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
     def _parts(self, it: _Holding, said: Sequence[Parts]) -> Fused | None:
@@ -368,7 +371,7 @@ def _why_by_name(it: _Holding) -> str:
         return "bias"
     if it.own_name in STATE_SPACE_NAMES:
         return "state-space parameter"
-    return "head" if _is_in_head(it.path) else ""
+    return "head" if _is_in_head(it) else ""
 
 
 def _is_gain(it: _Holding) -> bool:
@@ -379,14 +382,20 @@ def _is_gain(it: _Holding) -> bool:
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
 
-def _is_in_head(path: list[str]) -> bool:
+def _is_in_head(it: _Holding) -> bool:
     """Whether a module on the path is named like an output head and is not in a numbered layer."""
-    for word in path[:-1]:
-        if word.isdigit():
+    for word, around in zip(it.full_name.split(".")[:-1], reversed(it.modules), strict=False):
+        if word.isdigit() and not _is_chain(around):
             return False
         if word in HEAD_NAMES or re.fullmatch(r"(.*_)?heads?", word):
             return True
     return False
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether a module runs unlike modules in turn, such as a normalization and a model, so its numbers count
+    no layers."""
+    return isinstance(module, nn.Sequential) and len({*map(class_of, module)}) == len(module) > 1
 
 
 def _is_convolution(module: nn.Module) -> bool:

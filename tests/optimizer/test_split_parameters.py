@@ -94,6 +94,18 @@ def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     assert [name for name in rest if name.startswith(("wte", "lm_head"))] == [f"{first}.weight"]
 
 
+class Normalize(nn.Module):
+    """The first module of a model that takes images as they are."""
+
+
+def test_a_head_after_a_normalization_goes_to_the_rest_and_a_layers_heads_do_not() -> None:
+    hidden, rest = names(nn.Sequential(Normalize(), GPT()))
+    assert (hidden, rest[-1]) == ([f"1.{name}" for name in HIDDEN], "1.lm_head.weight")
+    layers = [nn.ModuleDict({"heads": nn.Linear(4, 4, bias=False)}) for _ in range(3)]
+    for some in (layers[:1], layers, [Normalize(), *layers]):
+        assert names(nn.Sequential(*some))[1] == []
+
+
 @pytest.mark.parametrize("name", ["first", "second"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_tied_weight_may_be_named_by_any_of_its_names(name: str, stacked: bool) -> None:
@@ -196,10 +208,13 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
     """A model with this parameter: ``what`` is its module, its shape, or a linear layer's number of rows."""
     path, _, own = name.rpartition(".")
     if isinstance(what, tuple):
-        return within(path, bare(**{own: what})) if path else bare(**{own: what})
+        module = bare(**{own: what})
+        if path.endswith("mlp"):
+            module.experts = nn.ModuleList([nn.Linear(4, 4)])
+        return within(path, module) if path else module
     if not isinstance(what, int):
         return within(path.removesuffix(".parametrizations.weight"), what)
-    module: nn.Module = nn.Linear(4, what, bias=False)
+    module = nn.Linear(4, what, bias=False)
     if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
         return within(path, module)
     experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer is beside the experts
@@ -233,6 +248,11 @@ STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
     "a router by its class": ("layers.0.mlp.choose.weight", bare("Router", weight=(3, 4))),
     "a gate beside experts": ("layers.0.mlp.gate.weight", 3),
     "a gate in two modules": ("layers.0.mlp.gate.wg.weight", 3),
+    "a router in a list of gates": ("layers.0.mlp.gates.0.wg.weight", 3),
+    **{
+        f"a router called {name}": (f"layers.0.mlp.{name}", (4, 3))
+        for name in ("w_gate", "w_noise", "gate_weight", "router_weight")
+    },
     "a shared expert's gate": ("layers.0.mlp.shared_expert_gate.weight", 1),
     "a norm over two dimensions": ("layers.0.norm.weight", nn.LayerNorm([4, 4])),
     "weight norm's gain": (
@@ -453,7 +473,7 @@ def test_an_uncertain_layout_is_warned_of_with_the_words_to_write() -> None:
 
 
 def attention(dim: int = 8, inputs: int = 8, **stated: Any) -> nn.Module:
-    """An attention whose queries, keys and values have ``dim`` rows, with the sizes that the module states."""
+    """An attention whose queries, keys and values have ``dim`` rows, with the sizes that it states."""
     module = nn.Module()
     for name, width in {"q_proj": 8, "k_proj": inputs, "v_proj": inputs}.items():
         module.add_module(name, nn.Linear(width, dim, bias=False))
