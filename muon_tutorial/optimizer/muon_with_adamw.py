@@ -312,13 +312,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Warn once of each parameter that has gradients but that neither optimizer steps.
 
         Such a parameter was frozen when the optimizer was made, or was added to the model later. New
-        parameters are looked for only at the first step, and at steps without gradients.
+        parameters are looked for only in every hundredth step, and in steps without gradients.
 
         Raises:
             UsageError: FSDP1 has moved one of this optimizer's parameters into a flat parameter.
         """
         now: dict[str, nn.Parameter] = {}
-        looks = self.muon.guard.steps_done == 0 or all(param.grad is None for param in self._seen)
+        looks = self.muon.guard.steps_done % 100 == 0 or all(param.grad is None for param in self._seen)
         if looks and (model := self._model()) is not None:
             now = parameters_by_name(model)
         known = {*self._seen, *self.verdicts} if now else set()

@@ -266,6 +266,17 @@ def test_a_group_cannot_be_added_to_the_pair(both: MuonWithAdamW) -> None:
     assert len(both.param_groups) == 3
 
 
+def test_layers_that_come_after_the_first_step_are_named_within_100_steps(model: nn.Sequential) -> None:
+    both = MuonWithAdamW.from_model(model, lr=0.02)
+    train(model, both, range(1))
+    model[3] = nn.Linear(12, 6)
+    model.append(nn.LayerNorm(6))
+    said = r"^3\.weight, 3\.bias, 5\.weight, and 1 others: not in the model yet .* does not step them"
+    with pytest.warns(UserWarning, match=said) as caught:
+        train(model, both, range(200))
+    assert len(caught) == 1
+
+
 def test_a_parameter_has_one_owner() -> None:
     split = split_parameters(network())
     shared = split.hidden_names[0], split.hidden_params[0]
