@@ -218,6 +218,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 '.muon or to .adamw, with names: {"params": [(name, parameter), …]}'
             )
         split = ParameterSplit(tuple(self.verdicts[param] for param in bare))
+        self.order = [_owner_of(group) for group in self.param_groups]
         settings = {key: value for key, value in param_group.items() if key != "params"}
         for group in split.hidden:
             self.muon.add_param_group({**settings, **group})

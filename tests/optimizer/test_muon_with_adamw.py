@@ -266,6 +266,15 @@ def test_a_group_cannot_be_added_to_the_pair(both: MuonWithAdamW) -> None:
     assert len(both.param_groups) == 3
 
 
+def test_a_group_added_to_the_pair_comes_after_those_added_to_one_of_them() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.2)
+    both.muon.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2, 2)))], "lr": 0.3})
+    both.add_param_group({"params": [*model[0].parameters()], "lr": 0.4})
+    assert [group["lr"] for group in both.param_groups] == [0.1, 0.2, 0.3, 0.4]
+
+
 def test_layers_that_come_after_the_first_step_are_named_within_100_steps(model: nn.Sequential) -> None:
     both = MuonWithAdamW.from_model(model, lr=0.02)
     train(model, both, range(1))
