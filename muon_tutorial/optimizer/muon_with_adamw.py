@@ -34,6 +34,9 @@ from .split_table import ParameterSplit, SplitVerdict
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+VECTORS = ("bias", "gain", "state-space parameter")
+"""The reasons of parameters that scale or shift activations, so they are vectors even as matrices."""
+
 IN_TRAINER = (
     "in transformers' Trainer, wrap it in a lambda: "
     "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
@@ -131,7 +134,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 too, and ``adjust_lr_fn`` becomes ``"match_rms_adamw"`` unless ``muon`` sets it, so that both
                 optimizers' updates are about equally large.
             weight_decay: for both optimizers. By default Muon uses 0.1 and AdamW 0.01, as in torch.
-            decay_vectors: whether weight decay applies to norms, biases and other vectors.
+            decay_vectors: whether weight decay applies to norms, biases and other vectors of any shape.
             betas: AdamW's betas.
             exclude, experts, heads, parts, transposed: as in ``split_parameters``; for example,
                 ``parts={"*.qkv_proj.weight": (64, 32, 32)}``.
@@ -427,9 +430,11 @@ def _refuse_shared(muon: Muon, adamw: torch.optim.AdamW) -> None:
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
     """Return AdamW's groups: one group, and a second for vectors if ``decay_vectors`` is False."""
-    decaying = [(name, param) for name, param in split.rest if decay_vectors or param.ndim > 1]
-    vectors = [(name, param) for name, param in split.rest if not decay_vectors and param.ndim < 2]
-    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+    for verdict in split.verdicts:
+        if verdict.who == "AdamW":
+            is_vector = verdict.param.ndim < 2 or verdict.why in VECTORS
+            groups[is_vector and not decay_vectors]["params"].append((verdict.name, verdict.param))
     return [group for group in groups if group["params"]] or groups[:1]
 
 

@@ -245,12 +245,12 @@ class _Sorter:
             return "" if self.experts == "muon" else EXPERTS
         if not it.param.is_floating_point():
             return "not real"
+        if it.param.ndim > 1 and _is_gain(it):
+            return "gain"
         if it.param.ndim != 2:
             return "convolution" if _is_convolution(it.module) else "not a matrix"
         if self._is_router(it):
             return "router"
-        if _is_gain(it):
-            return "gain"
         if any(class_of(module).__name__ == "ParamWrapper" for module in it.modules):
             return "adapters of stacked experts"
         if min(it.param.shape) < 2:
