@@ -39,7 +39,9 @@ PAIRS = ("kv_proj", "to_kv", "kv", "Wkv", "c_attn", "qk")
 HEADS = ("num_heads", "heads", "num_attention_heads", "n_head", "n_heads", "num_q_heads")
 GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_query_groups", "kv_heads")
 HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head")
-UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_proj|kv_b_proj|[qkv]_proj)")
+UP_PROJECTIONS = re.compile(
+    r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_proj|kv_b_proj|[qkv]_proj(_weight)?)"
+)
 """Layers that ``heads="apart"`` splits, because their rows divide into heads."""
 
 
@@ -107,15 +109,27 @@ def fused_parts(it: FusedWeight) -> Fused | None:
 
 def heads_apart(it: FusedWeight) -> Fused | None:
     """Split a query, key or value weight into its heads; None if it has fewer than two heads."""
-    head = it.head_dim
-    runs = {
-        "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),
-        "q_b_proj": (it.size("qk_head_dim") or it.size("qk_nope_head_dim") + it.size("qk_rope_head_dim"),),
-    }.get(it.name, (head,))
-    fused = it.name in QKV and (found := _query_key_value(it)) is not None and found.certain
-    if not (fused or UP_PROJECTIONS.fullmatch(it.name)) or not all(runs) or it.lines % sum(runs):
+    fused = _by_class(it) if it.name == "in_proj_weight" else _query_key_value(it)
+    if fused is not None and fused.certain:
+        runs: tuple[int, ...] = (it.head_dim,)
+    elif it.name == "kv_b_proj":
+        runs = it.size("qk_nope_head_dim"), it.size("v_head_dim")
+    else:
+        runs = (_head_rows(it) if UP_PROJECTIONS.fullmatch(it.name) else 0,)
+    if not all(runs) or it.lines % sum(runs):
         return None
     return Fused("heads", ("heads", *runs)) if it.lines > sum(runs) or len(runs) > 1 else None
+
+
+def _head_rows(it: FusedWeight) -> int:
+    """The rows of one head in a query, key or value weight; 0 if the model does not show them."""
+    is_query = not re.search("[kv]", it.name)
+    heads = (0 if is_query else it.size(*GROUPS)) or it.size(*HEADS)
+    latent = it.size("qk_head_dim") or it.size("qk_nope_head_dim") + it.size("qk_rope_head_dim")
+    if it.name == "q_b_proj" or (is_query and it.lines == heads * latent):
+        return latent
+    stated = it.size("head_v_dim" if "v" in it.name else "head_k_dim") or it.size(*HEAD_DIM)
+    return stated or (it.lines // heads if heads and it.lines % heads == 0 else 0)
 
 
 def _query_key_value(it: FusedWeight) -> Fused | None:

@@ -271,7 +271,7 @@ class _Sorter:
         if it.is_stack:
             return Fused(EXPERTS, "stack") if self.fused == "whole" else _stacked(it)
         weight = _fused_weight(it)
-        apart = heads_apart(weight) if self.heads == "apart" else None
+        apart = heads_apart(weight) if self.heads == "apart" and _is_named_like_a_matrix(it) else None
         found = apart or fused_parts(weight)
         return Fused("hidden matrix, fused, taken whole", None) if found and self.fused == "whole" else found
 

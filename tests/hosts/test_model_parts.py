@@ -157,7 +157,9 @@ def test_parts_are_those_that_the_model_uses(name: str) -> None:
     assert wrong_parts(model, inputs_of(model), experts="muon") == {}
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gpt_neox", "falcon, new", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["deberta", "llama", "qwen3", "phi3", "gpt_neox", "falcon, new", "deepseek_v3", "t5"]
+)
 def test_heads_apart_are_the_models_heads(name: str) -> None:
     model = build(name)
     assert wrong_parts(model, inputs_of(model), experts="muon", heads="apart") == {}

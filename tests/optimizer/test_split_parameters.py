@@ -613,3 +613,36 @@ def test_heads_can_be_orthogonalized_apart() -> None:
     assert [name for name, _ in whole["params"]] == ["o_proj"]
     assert [name for name, _ in heads["params"]] == ["q_proj", "k_proj"]
     assert heads["parts"] == ("heads", 3)
+
+
+APART: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+    "heads wider than the model's, as in T5": (attention(16, n_heads=2), dict.fromkeys("qkv", 8)),
+    "narrower, as in SAM": (attention(4, num_attention_heads=2), dict.fromkeys("qkv", 2)),
+    "cross attention": (attention(8, inputs=12, num_heads=4), dict.fromkeys("qkv", 2)),
+    "latent": (
+        attention(24, num_heads=2, head_dim=4, qk_nope_head_dim=8, qk_rope_head_dim=4),
+        {"q": 12, "k": 4, "v": 4},
+    ),
+    "DeltaNet": (
+        attention(24, num_heads=4, head_k_dim=6, head_v_dim=12),
+        {"q": 6, "k": 6, "v": 12},
+    ),
+    "heads that do not divide": (attention(10, num_heads=4), dict.fromkeys("qkv")),
+    "a table of queries beside them": (
+        attention(8, num_heads=2, query=nn.Parameter(torch.zeros(8, 8))),
+        {**dict.fromkeys("qkv", 4), "query": None},
+    ),
+    "torch's": (nn.MultiheadAttention(8, 2), {"in": 4, "out": None}),
+    "torch's, with other keys": (
+        nn.MultiheadAttention(8, 2, kdim=6),
+        {**dict.fromkeys("qkv", 4), "out": None},
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "heads"), APART.values(), ids=APART)
+@pytest.mark.filterwarnings("ignore:Muon steps query")
+def test_heads_are_counted_from_rows(model: nn.Module, heads: dict[str, int | None]) -> None:
+    verdicts = split_parameters(model, heads="apart").verdicts
+    found = {it.name.partition("_")[0]: it.parts for it in verdicts if it.who == "Muon"}
+    assert found == {name: rows and ("heads", rows) for name, rows in heads.items()}
