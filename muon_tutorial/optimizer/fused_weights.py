@@ -164,7 +164,7 @@ def _gate_and_up(it: FusedWeight) -> Fused | None:
     if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:
         what = "q, k" if it.name == "qk" else "k, v"
         return Fused(what, _equal(it, 2) if it.library else None, it.library)
-    beside = {its.in_features for its in it.modules[0].children() if isinstance(its, nn.Linear)}
+    beside = {getattr(its, "in_features", 0) for its in it.modules[0].children()}  # peft's are no nn.Linear
     if it.lines in beside or it.lines // 2 not in beside:
         return None if it.name == "fc1" else Fused("gate, up", None, certain=it.name == "input_linear")
     return Fused("k, v" if it.name in PAIRS else "gate, up", _equal(it, 2))

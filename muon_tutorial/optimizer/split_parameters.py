@@ -40,6 +40,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import FLATTENED
@@ -77,9 +78,12 @@ GAINS = re.compile(
 """Names of parameters, of any shape, that scale or shift activations elementwise."""
 
 MATRIX_NAMES = re.compile(
-    r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE
+    r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB])(_.*)?", re.IGNORECASE
 )
-"""Names of parameters that multiply an input, such as ``weight``, ``w1`` and ``original1`` (parametrized)."""
+"""Names of parameters that multiply an input, such as ``weight`` and ``w1``."""
+
+PARAMETRIZED = re.compile(r"(?:\bparametrizations\.(\w+)\.original\d*|(weight\w*)_(?:orig|v))$")
+"""The name that weight norm, spectral norm or another parametrization gives to a parameter."""
 
 GATES = re.compile(r"(.*_)?gates?(_w|_weight)?|w_noise")
 """Names of routers beside experts, as modules or as parameters; ``w_noise`` makes a router's noise."""
@@ -173,8 +177,8 @@ class _Holding:
 
     @property
     def path(self) -> list[str]:
-        """The names of the modules around the parameter, then its own name."""
-        return self.name.split(".")
+        """The names of the modules around the parameter, then its own name before any parametrization."""
+        return PARAMETRIZED.sub(r"\1\2", self.name).split(".")
 
     @property
     def own_name(self) -> str:
@@ -305,9 +309,10 @@ def _holdings(model: nn.Module, transposed: Sequence[str] = ()) -> Iterator[_Hol
     for path, module in modules.items():
         words = path.split(".") if path else []
         around = [modules[".".join(words[:end])] for end in range(len(words), -1, -1)]
+        around = around[2 * isinstance(module, ParametrizationList) :]  # at the layer whose weight it makes
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             full_name = f"{path}.{name}" if path else name
-            it = _Holding(module, full_name, _without_wrappers(full_name, shells), param, around)
+            it = _Holding(around[0], full_name, _without_wrappers(full_name, shells), param, around)
             yield replace(it, said_transposed=_matches(it, transposed))
 
 
@@ -378,6 +383,7 @@ def _is_gain(it: _Holding) -> bool:
     """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or the name of the peft dict that
     holds it."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
+    names.append(it.name.split(".")[-1])  # a weight norm's gain has a name of its own
     is_norm = isinstance(it.module, nn.LayerNorm) or class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
@@ -426,17 +432,24 @@ def _is_transposed(it: _Holding) -> bool:
 
 def _fused_weight(it: _Holding) -> FusedWeight:
     """Describe a weight for ``fused_weights``. A ``weight`` gets its layer's name; others keep their own."""
-    bare = _is_bare(it)
-    modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
+    *path, own = PARAMETRIZED.sub(r"\1\2", it.full_name).split(".")
+    kept = [
+        (word, module)
+        for before, word, module in zip(["", *path], path, reversed(it.modules), strict=False)
+        if not _is_wrapper(module) and "modules_to_save" not in (before, word)  # peft's copies of layers
+    ]
+    words, modules = [word for word, _ in kept], [module for _, module in reversed(kept)]
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
-    words = [word for word in it.full_name.split(".") if word not in WRAPPERS]
-    layer = words[-1 if bare else -2 :][0]
+    layer = own if _is_bare(it) or not words else words[-1]
+    modules = [*it.modules[: _is_bare(it)], *modules] or [it.modules[-1]]
     if "lora_B" in words:  # lora_B has as many rows as the weight that it adapts
         place = next(i for i, module in enumerate(it.modules) if hasattr(module, "lora_B"))
         layer, inputs = words[words.index("lora_B") - 1], getattr(it.modules[place], "in_features", inputs)
         modules = [module for module in it.modules[place + 1 :] if not _is_wrapper(module)] or modules
-    elif layer in INNER and len(words) > 2 and len(modules) > 1:
-        layer, modules = words[-3], modules[1:]
+        if isinstance(base := getattr(it.modules[place], "base_layer", None), nn.MultiheadAttention):
+            layer, modules = "in_proj_weight", [base]
+    elif layer in INNER and len(words) > 1 and len(modules) > 1:
+        layer, modules = words[-2], modules[1:]
     elif added := [word.removesuffix("_adapter_list") for word in words if word.endswith("_adapter_list")]:
         around = [it for it in modules if getattr(getattr(it, added[0], None), "out_features", 0) == lines]
         layer, modules = (added[0], around) if around else (layer, modules)  # an adapter of Zamba 2's MLP

@@ -79,8 +79,8 @@ def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:
     assert found == [(0.05, ["1.weight"]), (0.05, ["0.weight"]), (0.0, ["1.bias"])]
     assert [group["betas"] for group in both.adamw.param_groups] == [(0.8, 0.95)] * 2
     mixer = bare(up_bias=(4, 6), A_log=(6, 4), log_scale=(6, 6))
-    model = nn.ModuleDict({"0": nn.Linear(6, 6, bias=False), "1": nn.LayerNorm([2, 2, 2]), "mixer": mixer})
-    flat = MuonWithAdamW.from_model(model, **given)
+    others = {"0": nn.Linear(6, 6, bias=False), "1": nn.LayerNorm([2, 2, 2]), "mixer": mixer}
+    flat = MuonWithAdamW.from_model(nn.ModuleDict(others), **given)
     assert [group["weight_decay"] for group in flat.param_groups] == [0.05, 0.0]
     plain = MuonWithAdamW.from_model(model, lr=1e-3)
     assert [group["weight_decay"] for group in plain.param_groups] == [0.1, 0.01]

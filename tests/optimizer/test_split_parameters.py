@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Callable
@@ -518,6 +519,36 @@ def test_one_warning_lists_all_bare_parameters_and_a_word_on_each_ends_it() -> N
     assert "alone" not in str(split)
 
 
+def named_layers() -> nn.ModuleDict:
+    return nn.ModuleDict({"wte": nn.Embedding(9, 4), "c_attn": nn.Linear(4, 12), "rnn": nn.LSTM(4, 4)})
+
+
+def rounded(layer: nn.Module, name: str) -> None:
+    nn.utils.parametrize.register_parametrization(layer, name, nn.Identity())
+
+
+NORMS = (nn.utils.parametrizations, nn.utils)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize(
+    "change", [rounded, *(it.weight_norm for it in NORMS), *(it.spectral_norm for it in NORMS)]
+)
+def test_a_parametrized_weight_is_sorted_like_a_plain_one(change: Callable) -> None:
+    model = named_layers()
+    for name, layer in model.items():
+        change(layer, "weight_hh_l0" if name == "rnn" else "weight")
+    found, plain = (
+        {
+            (it.name.split(".")[0], it.who, it.parts)
+            for it in split_parameters(its).verdicts
+            if it.why != "gain"
+        }
+        for its in (model, named_layers())
+    )
+    assert found == plain
+
+
 MATRICES: dict[str, nn.Module] = {
     "a linear layer": nn.Linear(4, 4),
     "attention": nn.MultiheadAttention(4, 2),
@@ -565,7 +596,7 @@ class Adapted(nn.Module):
     def __init__(self, into: int, out: int, rank: int = 4) -> None:
         super().__init__()
         self.in_features = into
-        self.base_layer = nn.Linear(into, out, bias=False).requires_grad_(False)
+        self.base_layer: nn.Module = nn.Linear(into, out, bias=False).requires_grad_(False)
         self.lora_A = nn.ModuleDict({"default": nn.Linear(into, rank, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, out, bias=False)})
 
@@ -574,12 +605,34 @@ class ParamWrapper(Adapted):
     """peft's replacement of a stack of experts."""
 
 
+class Saved(nn.Module):
+    """peft's wrapper of a layer in ``modules_to_save``: the frozen layer, and a trained copy."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.original_module = copy.deepcopy(layer).requires_grad_(False)
+        self.modules_to_save = nn.ModuleDict({"default": layer})
+
+
+def test_a_copy_of_a_layer_that_peft_trains_is_taken_apart_as_the_layer_is() -> None:
+    mlp = nn.ModuleDict({"gate_up_proj": nn.Linear(8, 32, bias=False), "down_proj": nn.Linear(16, 8)})
+    mlp["gate_up_proj"] = Saved(mlp["gate_up_proj"])
+    for model in (mlp, Saved(nn.ModuleDict({"c_attn": nn.Linear(8, 24, bias=False)}))):
+        (parts,) = (group["parts"] for group in split_parameters(model).hidden if "parts" in group)
+        assert parts in [(16, 16), (8, 8, 8)]
+
+
 def test_an_adapter_of_a_fused_weight_is_taken_apart_as_the_weight_is() -> None:
-    model = nn.ModuleDict({"c_attn": Adapted(8, 24), "o_proj": Adapted(8, 8)})
+    attention = Adapted(8, 24)
+    attention.base_layer = nn.MultiheadAttention(8, 2).requires_grad_(False)
+    model = nn.ModuleDict({"c_attn": Adapted(8, 24), "o_proj": Adapted(8, 8), "attn": attention})
+    model.update({"gate_up_proj": Adapted(8, 32), "down_proj": Adapted(16, 8)})
     said = {it.name: (it.who, it.parts) for it in split_parameters(model).verdicts}
     assert said["c_attn.lora_B.default.weight"] == ("Muon", (8, 8, 8))
     assert said["c_attn.lora_A.default.weight"] == ("Muon", None)
     assert said["o_proj.lora_B.default.weight"] == ("Muon", None)
+    assert said["attn.lora_B.default.weight"] == ("Muon", (8, 8, 8))
+    assert said["gate_up_proj.lora_B.default.weight"] == ("Muon", (16, 16))
     assert said["c_attn.base_layer.weight"] == ("left out", None)
 
 
