@@ -133,7 +133,8 @@ def split_parameters(
         parts: the layouts of weights that hold several matrices, by patterns as in ``exclude``; the first
             match counts. A tied weight may go by any of its names.
             ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix. Gains and
-            stacks that are named here go to Muon. A warning lists parameters that may be tables.
+            stacks that are named here go to Muon. A warning lists parameters that may be tables, another
+            names patterns of ``parts`` and ``transposed`` without effect, which match only AdamW's weights.
         transposed: patterns of more weights that are stored as (in, out), for ``x @ w``; the parts of such a
             weight are columns.
         include_frozen: whether to treat frozen parameters like all others.
@@ -156,7 +157,8 @@ def split_parameters(
     chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
     sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
-    for question in open_questions(split, experts):
+    layouts = {"parts": parts or (), "transposed": transposed}
+    for question in (*open_questions(split, experts), *_without_effect(holdings, split, layouts)):
         warnings.warn(question, UserWarning, stacklevel=2)
     return split
 
@@ -478,3 +480,15 @@ def _check_patterns(holdings: Sequence[_Holding], option: str, patterns: Iterabl
     idle = [pattern for pattern in patterns if not any(_matches(it, [pattern]) for it in holdings)]
     if idle:
         raise UsageError(f"{option} matches no parameter of the model: {', '.join(map(repr, idle))}")
+
+
+def _without_effect(
+    holdings: Sequence[_Holding], split: ParameterSplit, layouts: Mapping[str, Iterable[str]]
+) -> Iterator[str]:
+    """Say which patterns of ``layouts``, by option, match only weights that AdamW steps."""
+    whys = {id(it.param): it.why for it in split.verdicts if it.who == "AdamW"}
+    for option, patterns in layouts.items():
+        for pattern in patterns:
+            found = [whys.get(id(it.param)) for it in holdings if _matches(it, [pattern])]
+            if all(found):
+                yield f"{option} has no effect for {pattern!r}: AdamW steps what it matches ({found[0]})"

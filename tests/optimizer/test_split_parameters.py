@@ -580,6 +580,21 @@ def test_the_users_own_parts_are_taken_without_a_warning(parts: Any) -> None:
     assert group.get("parts") == parts
 
 
+@pytest.mark.parametrize(
+    "options", [{"parts": {"lm_head.*": (3, 6)}}, {"transposed": ["lm_head.*"]}], ids=str
+)
+def test_a_layout_of_weights_that_adamw_steps_is_warned_of(options: dict[str, Any]) -> None:
+    said = rf"^{next(iter(options))} has no effect for 'lm_head\.\*': AdamW steps what it matches \(head\)"
+    with pytest.warns(UserWarning, match=said) as caught:
+        assert names(GPT(), **options) == names(GPT())
+    assert len(caught) == 1
+    frozen = GPT()
+    frozen.blocks[0].requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        names(frozen, parts={"*.0.up.weight": (4, 4)}, transposed=["*"])
+
+
 def test_a_stack_that_the_user_names_goes_to_muon() -> None:
     model = nn.ModuleDict({"stack": bare(weight=(2, 6, 4)), "dense": nn.Linear(4, 4, bias=False)})
     assert "stack.weight" in split_parameters(model).rest_names
