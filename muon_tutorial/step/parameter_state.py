@@ -57,6 +57,14 @@ def local_gradient(param: Tensor) -> Tensor | None:
             f"but the parameter has {param.placements}: set p.grad = "
             "p.grad.redistribute(placements=p.placements)"
         )
+    if grad is not None and isinstance(param, DTensor) and not isinstance(grad, DTensor):
+        held = tuple(param.to_local().shape)
+        if grad.shape != held:  # the step would take the first rows, on every rank
+            raise GradientError(
+                f"a DTensor of shape {tuple(param.shape)}, of which this rank holds {held}, has a plain "
+                "gradient: set p.grad = torch.distributed.tensor.distribute_tensor(p.grad, p.device_mesh, "
+                "p.placements)"
+            )
     if isinstance(grad, UnreducedGradient):
         return grad.as_subclass(Tensor)
     return grad.to_local() if isinstance(grad, DTensor) else grad

@@ -157,6 +157,17 @@ def placed_otherwise_on_one_rank(rank: int) -> None:
     muon.step()
 
 
+def whole_gradient(whose: str, rank: int) -> None:
+    """As after ``p.grad = p.grad.full_tensor() * 0.5``."""
+    mesh = build_mesh({"dp": 2})
+    params = [nn.Parameter(distribute_tensor(torch.eye(4), mesh, [Shard(0)])) for _ in range(2)]
+    both = MuonWithAdamW(Muon([("weight", params[0])]), torch.optim.AdamW([("other", params[1])]))
+    for param in params:
+        param.grad = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    params[whose == "AdamW's"].grad = torch.ones(4, 4)
+    both.step()
+
+
 def complex_norm(rank: int) -> list[Tensor]:
     weight, other = nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(3, dtype=torch.complex64))
     muon = Muon([("weight", weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
@@ -192,6 +203,14 @@ REFUSED: dict[str, tuple[Case, type[TutorialError], str]] = {
         "the number of steps that the momentum has taken in",
     ),
     "loaded in one process": (loaded_in_one_process, UsageError, "one rank's slice, saved with a strategy"),
+    **{
+        f"{whose} whole gradient of a shard": (
+            partial(whole_gradient, whose),
+            GradientError,
+            "a DTensor of shape (4, 4), of which this rank holds (2, 4), has a plain gradient",
+        )
+        for whose in ("Muon's", "AdamW's")
+    },
     "not averaged": (not_averaged, GradientError, "strategy 'owner' expects gradients already averaged"),
 }
 WAYS: list[Way] = [step_each, ready_all_of_the_model, ready]
