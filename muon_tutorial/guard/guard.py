@@ -6,7 +6,7 @@
               ┌─────────────────────────────► READY ───────────┐
               │                                 │              │ before_step()
               │       gradients dropped,        │              ▼
-    OPEN ─────┤ ◄──── zero_grad(), a closure ───┤          STEPPING ── after_step() ──► OPEN
+    OPEN ─────┤ ◄──── zero_grad() ──────────────┤          STEPPING ── after_step() ──► OPEN
               │                                 │              ▲
               │   ready_gradients(max_norm)     │              │
               ├─────────────────────────────► NOT_FINITE       │
@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -256,6 +256,16 @@ class Guard:
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
+
+    def loss_of(self, closure: Callable[[], float]) -> float:
+        """Run a closure and return its loss. It may drop gradients that are ready, but not change them."""
+        if not (self.gradients_ready or self.state is State.NOT_FINITE):
+            self.gradients_changed()
+        with torch.enable_grad():
+            loss = closure()
+        if self.state is State.READY and self.readied.were_dropped():
+            self.gradients_changed()
+        return loss
 
     @property
     def gradients_ready(self) -> bool:

@@ -175,11 +175,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient, and return the closure's loss if there is one."""
-        loss = None
-        if closure is not None:
-            self.guard.gradients_changed()
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else self.guard.loss_of(closure)
         if getattr(self, "found_inf", None) is not None and self.guard.skips_overflow(self, self):
             self.guard.after_step(self, "skipped")
         else:

@@ -256,11 +256,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Average gradients that are still local, step both optimizers, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            self.muon.guard.gradients_changed()
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else self.muon.guard.loss_of(closure)
         self.muon._opt_called = True  # a scheduler on ``.muon`` checks this
         if self.muon.guard.skips_overflow(self.muon, self):
             self.muon.guard.after_step(self.muon, "skipped")

@@ -72,6 +72,61 @@ def test_a_write_that_leaves_every_bit_is_none(strategy: str) -> None:
     ranks.step()
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "owner", None])
+def test_a_closure_that_changes_no_gradient_leaves_them_readied(strategy: str | None) -> None:
+    """Lightning's manual optimization passes a closure that does nothing."""
+    (model, both), (of_pair, with_closure), (of_muon, apart) = (pair(strategy) for _ in range(3))
+    for each, optimizer in ((model, both), (of_pair, with_closure), (of_muon, apart)):
+        backward_into(each)
+        optimizer.ready_gradients(0.1)
+    both.step()
+    with_closure.step(lambda: 0.0)
+    apart.muon.step(lambda: 0.0)
+    apart.adamw.step()
+    for other in (of_pair, of_muon):
+        assert all(map(torch.equal, other.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner", None])
+def test_a_closure_may_drop_readied_gradients(strategy: str | None) -> None:
+    (model, both), (other, its) = pair(strategy), pair(strategy)
+
+    def closure() -> float:
+        model.zero_grad()
+        backward_into(model)
+        both.ready_gradients(0.1)
+        return 0.0
+
+    for each, optimizer in ((model, both), (other, its)):
+        backward_into(each, 3.0 if each is model else 1.0)
+        optimizer.ready_gradients(0.1)
+    both.step(closure)
+    its.step()
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "owner"])
+def test_a_closure_that_adds_to_readied_gradients_is_refused(strategy: str) -> None:
+    model, both = pair(strategy)
+
+    def closure() -> float:
+        backward_into(model)
+        return 0.0
+
+    closure()
+    both.ready_gradients(0.1)
+    with pytest.raises(GradientError, match="gradients have changed since ready_gradients"):
+        both.step(closure)
+
+
+def test_a_closure_that_changes_nothing_does_not_make_gradients_finite() -> None:
+    model, both = pair(None)
+    backward_into(model, math.nan)
+    both.ready_gradients(1.0)
+    with pytest.raises(NotFiniteError):
+        both.step(lambda: 0.0)
+
+
 def backward_into(model: torch.nn.Module, factor: float = 1.0) -> None:
     (factor * model(torch.arange(12.0).view(2, 6)).square().sum()).backward()
 
