@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -123,6 +123,8 @@ class Guard:
         All ranks of the mesh must call this when the optimizer is made, and when it gets a companion.
         """
         steps = self.current_steps(optimizer)
+        if (error := _refused_beside(steps, self.companions_params())) is not None:
+            raise error
         for mesh in steps:
             if isinstance(mesh.world, LiveWorld) and mesh.step.ranks.device.type != "meta":
                 alike = dimensions(self.all_groups(optimizer), self.world.grid)
@@ -228,8 +230,7 @@ class Guard:
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
-        if max_norm is not None and any(_are_cut_beyond(self.steps.made[0].world, beside)):
-            error = error or UsageError(CLIP_BY_HAND)
+        error = error or _refused_beside(self.steps.made, beside, max_norm)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
@@ -533,15 +534,32 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
     return steps[0].step
 
 
-def _are_cut_beyond(world: LiveWorld | LocalMesh | NoMesh, params: Sequence[Tensor]) -> Iterator[bool]:
-    """For each kind of DTensor: whether ranks outside the world hold pieces, which its norm would miss."""
-    if not isinstance(world, LiveWorld):
-        return
-    inside = {*world.mesh.mesh.flatten().tolist()}
-    for mesh, cuts in {(it.device_mesh, (*sharded_dims(it),)) for it in params if isinstance(it, DTensor)}:
-        at = mesh.get_coordinate() or ()
-        pieces = mesh.mesh[tuple(slice(None) if dim in cuts else place for dim, place in enumerate(at))]
-        yield not {*pieces.flatten().tolist()} <= inside
+def _refused_beside(
+    steps: Sequence[MeshStep], params: Sequence[Tensor], max_norm: float | None = None
+) -> UsageError | None:
+    """Return an error if ``params``, which Muon does not step, cannot be averaged or clipped with its own.
+
+    This looks once at each kind of DTensor, and at the ranks that hold the pieces of this rank's copy.
+    """
+    worlds = [mesh.world for mesh in steps if isinstance(mesh.world, LiveWorld)]
+    if not worlds:
+        return None
+    inside, at = worlds[0].mesh.mesh.flatten(), worlds[0].at
+    averaged = {*inside[list(at.group("dp"))].tolist()} if any(it.step.averages for it in steps) else set()
+    kinds = {(it.device_mesh, (*sharded_dims(it),)): it for it in params if isinstance(it, DTensor)}
+    for (mesh, cuts), param in kinds.items():
+        places = enumerate(mesh.get_coordinate() or ())
+        pieces = mesh.mesh[tuple(slice(None) if dim in cuts else place for dim, place in places)]
+        ranks = {*pieces.flatten().tolist()}
+        if len(ranks & averaged) > 1:
+            return UsageError(
+                f"a DTensor of shape {tuple(param.shape)} is cut over dp, so its gradient is averaged "
+                "already, and this Muon would average its pieces with each other: give it to an optimizer "
+                "of its own, or shard all parameters and leave out strategy= and mesh="
+            )
+        if max_norm is not None and not ranks <= {*inside.tolist()}:
+            return UsageError(CLIP_BY_HAND)
+    return None
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:

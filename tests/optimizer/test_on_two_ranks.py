@@ -168,6 +168,16 @@ def whole_gradient(whose: str, rank: int) -> None:
     both.step()
 
 
+def sharded_beside(call: str, rank: int) -> None:
+    """FSDP2 cuts AdamW's parameter over the ranks over which the step averages."""
+    mesh = build_mesh({"dp": 2})
+    sharded = nn.Parameter(distribute_tensor(torch.eye(4), mesh, [Shard(0)]))
+    muon = Muon([("weight", nn.Parameter(torch.eye(4)))], strategy="zero1", mesh=mesh)
+    if call == "made":
+        MuonWithAdamW(muon, torch.optim.AdamW([("sharded", sharded)]))
+    muon.ready_gradients(rest=[sharded])
+
+
 def complex_norm(rank: int) -> list[Tensor]:
     weight, other = nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(3, dtype=torch.complex64))
     muon = Muon([("weight", weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
@@ -210,6 +220,14 @@ REFUSED: dict[str, tuple[Case, type[TutorialError], str]] = {
             "a DTensor of shape (4, 4), of which this rank holds (2, 4), has a plain gradient",
         )
         for whose in ("Muon's", "AdamW's")
+    },
+    **{
+        f"cut over dp, {call}": (
+            partial(sharded_beside, call),
+            UsageError,
+            "a DTensor of shape (4, 4) is cut over dp, so its gradient is averaged already",
+        )
+        for call in ("made", "readied")
     },
     "not averaged": (not_averaged, GradientError, "strategy 'owner' expects gradients already averaged"),
 }
