@@ -58,13 +58,15 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
     """Raise ``UsageError`` if a value is no finite number, a rate is negative, or ``ns_steps`` is not whole.
 
-    The message names the hyperparameter and its group.
+    AdamW beside a Muon may not maximize either. The message names the hyperparameter and its group.
     """
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
         shape = tuple(group["lr"].shape)
         raise UsageError(f"a tensor lr must have one element, got shape {shape}{_of(group, index)}")
     if "lr" not in group:
         raise UsageError(f"a group needs an lr{_of(group, index)}")
+    if group.get("maximize"):
+        raise UsageError(f"maximize must be False, Muon only minimizes{_of(group, index)}: negate the loss")
     if not isinstance(group.get("ns_steps", 0), Integral):
         raise UsageError(f"ns_steps must be a whole number, got {group['ns_steps']!r:.40}{_of(group, index)}")
     for name in ("lr", "momentum", "weight_decay", "eps"):

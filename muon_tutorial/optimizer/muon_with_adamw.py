@@ -205,8 +205,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of ``from_model``'s model, each to Muon or to AdamW as the model's split says.
 
-        The group's hyperparameters apply to both optimizers. If ranks step together, the next step compares
-        the parameters' values.
+        The group's hyperparameters apply to both optimizers, but AdamW gets none that only Muon has, and
+        without ``decay_vectors`` vectors do not decay. If ranks step together, the next step compares the
+        parameters' values.
 
         Raises:
             UsageError: a parameter is not in that model, so only the caller knows which optimizer it needs.
@@ -223,11 +224,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         split = ParameterSplit(tuple(self.verdicts[param] for param in bare))
         self.order = [_owner_of(group) for group in self.param_groups]
         settings = {key: value for key, value in param_group.items() if key != "params"}
+        muons = self.muon.defaults.keys() - self.adamw.defaults.keys()  # "momentum" would change betas
+        adamws = {key: value for key, value in settings.items() if key not in muons}
         for group in split.hidden:
             self.muon.add_param_group({**settings, **group})
             self.order.append("muon")
         for group in _decay_groups(split, self.decay_vectors) if split.rest else ():
-            self.adamw.add_param_group({**group, **settings})
+            self.adamw.add_param_group({**adamws, **group})
             self.order.append("adamw")
         self.muon.guard.is_compared = False
 

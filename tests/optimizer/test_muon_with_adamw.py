@@ -286,6 +286,35 @@ def test_layers_that_come_after_the_first_step_are_named_within_100_steps(model:
     assert len(caught) == 1
 
 
+def test_no_optimizer_of_a_pair_maximizes(model: nn.Sequential) -> None:
+    """torch's Muon has no ``maximize``, and would descend beside an AdamW that ascends."""
+    matrix = nn.Parameter(torch.zeros(2, 2))
+    with pytest.raises(UsageError, match="maximize must be False"):
+        Muon([{"params": [matrix], "maximize": True}])
+    Muon([{"params": [matrix], "maximize": False}])
+    both = MuonWithAdamW.from_model(model, lr=0.1, adamw={"maximize": True})
+    loss_of(model).backward()
+    before = copy.deepcopy(model)
+    with pytest.raises(UsageError, match="maximize must be False"):
+        both.step()
+    assert_same_weights(model, before)
+
+
+def test_a_group_added_later_gives_adamw_no_settings_of_muons() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False))
+    both = MuonWithAdamW.from_model(model, lr=0.02, weight_decay=0.1, decay_vectors=False)
+    late = list(model[1].requires_grad_(True).parameters())
+    settings = {"lr": 0.01, "weight_decay": 0.2, "momentum": 0.5, "ns_steps": 4, "initial_lr": 0.03}
+    both.add_param_group({"params": late, **settings})
+    muons, adamws = both.muon.param_groups[-1], both.adamw.param_groups[-1]
+    assert {key: muons[key] for key in settings} == settings
+    assert (adamws["lr"], adamws["weight_decay"], adamws["initial_lr"]) == (0.01, 0.0, 0.03)
+    assert not {"momentum", "ns_steps"} & adamws.keys()
+    model(torch.ones(2, 6)).sum().backward()
+    both.step()
+    assert adamws["betas"] == (0.9, 0.999)
+
+
 def test_a_parameter_has_one_owner() -> None:
     split = split_parameters(network())
     shared = split.hidden_names[0], split.hidden_params[0]
