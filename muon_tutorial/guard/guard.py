@@ -211,6 +211,11 @@ class Guard:
         if self.gradients_ready:
             raise UsageError("ready_gradients() was already called for this step")
         beside = without(params_of(optimizer), rest)
+        if left_out := without(beside, self.companions_params()):
+            raise UsageError(
+                f"this Muon belongs to a MuonWithAdamW, and {len(left_out)} of AdamW's gradients would be "
+                "left out: call the ready_gradients() of the MuonWithAdamW"
+            )
         seen = [*params_of(optimizer), *beside]
         if self.steps.alone:
             norm, self.state = None, State.READY
@@ -222,12 +227,6 @@ class Guard:
                     norm, self.state = torch.full_like(norm, math.inf), State.NOT_FINITE
             self.readied = SeenGradients.of(seen, changes_count=False)
             return norm
-        left_out = without(beside, self.companions_params())
-        if left_out and any(mesh.step.averages for mesh in self.steps.made):
-            raise UsageError(
-                f"this Muon belongs to a MuonWithAdamW, and {len(left_out)} of AdamW's gradients would not "
-                "be averaged: call the ready_gradients() of the MuonWithAdamW"
-            )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
         error = error or _refused_beside(self.steps.made, beside, max_norm)

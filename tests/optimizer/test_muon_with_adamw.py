@@ -170,6 +170,17 @@ def test_a_closure_runs_once_with_gradients_and_may_clip() -> None:
     assert_same_weights(model, other)
 
 
+@pytest.mark.parametrize("strategy", [None, "round_robin", "zero1"])
+def test_muon_alone_does_not_ready_the_pairs_gradients(model: nn.Sequential, strategy: str | None) -> None:
+    """It would clip by the norm of its own matrices, and not clip AdamW's gradients."""
+    mesh = LocalWorld(Grid.of(dp=1)).mesh(0) if strategy else None
+    both = MuonWithAdamW.from_model(model, lr=0.05, strategy=strategy, mesh=mesh)
+    loss_of(model).backward()
+    with pytest.raises(UsageError, match=r"5 of AdamW's .* ready_gradients\(\) of the MuonWithAdamW"):
+        both.muon.ready_gradients(0.1)
+    both.ready_gradients(0.1)
+
+
 def test_zero_grad_reaches_both(model: nn.Sequential, both: MuonWithAdamW) -> None:
     loss_of(model).backward()
     both.zero_grad(set_to_none=False)
