@@ -155,8 +155,9 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
         raise GradientError(
             f"the gradient of {wrong[0].name} is not the same on all ranks that should have equal copies"
             f"{_nor(wrong)}: {_who_differs(world, wrong[0])}; strategy {step.plan.strategy!r} expects "
-            "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
-            f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
+            "gradients already averaged: wrap the model in DDP (after you unfreeze parameters), average them "
+            f"before step(), or take 'zero1', which averages them itself{OWN if assumed else ''}; this step "
+            "changed nothing"
         )
     if not plain or not assumed:
         return False

@@ -94,6 +94,8 @@ class Guard:
     ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
     groups' settings at the last check, and ``described`` the texts about them that ranks compare.
     ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
+    ``compared`` are the parameters, by index, that had a gradient in a step before: a parameter's first
+    gradient is compared, because DDP does not average it if the parameter was frozen when DDP was made.
     """
 
     steps: CurrentSteps
@@ -114,6 +116,7 @@ class Guard:
     has_warned_of_slices: bool = False
     is_compared: bool = False
     compares_gradients: bool = False
+    compared: frozenset[int] = frozenset()
     steps_done: int = 0
     skipped_gradients: int = 0
 
@@ -173,13 +176,17 @@ class Guard:
             largest = max(steps, key=lambda mesh: mesh.step.ranks.size, default=None)
             for mesh in steps:  # all meshes agree before any of them changes
                 yield from mesh.step.agree(fingerprint, beside if mesh is largest else ())
+        one = steps[0].step if len(steps) == 1 else None  # only this mesh's ranks agree on what is present
+        present = (one.present if isinstance(one, PlanStep) else None) or frozenset()
+        begins = self.compare_every is not None and not present <= self.compared  # first gradients
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
             still = () if self.is_compared else self.unstepped  # no step changes ``unstepped``
             self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
             self.is_compared = True
-        elif self.compares_gradients:
-            self.compares_gradients = compare_gradients(steps, again=True)
+        elif self.compares_gradients or begins:
+            self.compares_gradients = compare_gradients(steps, again=not begins)
+        self.compared = self.compared | present
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):

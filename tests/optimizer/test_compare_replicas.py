@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -107,6 +108,24 @@ def other_step_loaded(rank: int) -> str:
     return heard_in_a_step(model, both)
 
 
+def unfrozen(rank: int, layout: str) -> list[str]:
+    """A rank's errors in four steps. Before the third, a matrix is unfrozen. As under DDP, gradients are
+    averaged only of parameters that trained from the beginning, until the fourth step."""
+    model, mesh, heard = perceptron(), build_mesh({"dp": 4}), []
+    late = model.get_parameter("2.weight").requires_grad_(False)
+    options: dict[str, Any] = {"strategy": layout, "mesh": mesh, "include_frozen": True}
+    both = MuonWithAdamW.from_model(model, lr=0.1, **options)
+    for step in range(4):
+        late.requires_grad_(step > 1)
+        both.zero_grad()
+        model(torch.full((2, 6), rank + 1.0)).square().sum().backward()
+        for param in model.parameters():
+            if param.grad is not None and (param is not late or step == 3):
+                dist.all_reduce(param.grad)
+        heard.append(": ".join(error_of(both.step)))
+    return heard
+
+
 def _held(model: nn.Module, both: MuonWithAdamW, what: str) -> Tensor:
     name, _, entry = what.partition("/")
     param = model.get_parameter(name)
@@ -135,6 +154,7 @@ def everything(rank: int) -> dict[str, dict[Any, Any]]:
         "begun": {layout: begun(rank, layout) for layout in SEEDED},
         "drifted": {case: drifted(rank, *case) for case in DRIFTED},
         "unnamed": {"swapped": unnamed_and_swapped(rank), "other length": other_length(rank)},
+        "unfrozen": {layout: unfrozen(rank, layout) for layout in ("owner", "round_robin")},
         "loaded": {"other step": other_step_loaded(rank)},
     }
 
@@ -196,6 +216,16 @@ def test_a_flipped_sign_is_named_at_the_next_comparison(results: Results, layout
         assert heard[:2] == ["nothing"] * 2  # compared before steps 0 and 2
         assert f"after 2 steps {DRIFTED[layout, what]} is not the same on all ranks" in heard[2]
         assert "3 differ" in heard[2]
+
+
+@pytest.mark.parametrize("layout", ["owner", "round_robin"])
+def test_first_gradients_are_compared_because_ddp_may_not_know_the_parameter(
+    results: Results, layout: str
+) -> None:
+    for of_rank in results:
+        *before, refused, averaged = of_rank["unfrozen"][layout]
+        assert {*before, averaged} == {"nothing: "}
+        assert refused.startswith("GradientError: the gradient of 2.weight is not the same on all ranks")
 
 
 def test_another_step_count_that_one_rank_loaded_is_named_in_the_next_step(results: Results) -> None:
