@@ -67,10 +67,12 @@ if TYPE_CHECKING:
 Named = Sequence[tuple[str, Tensor]]
 
 CLIP_BY_HAND = (
-    "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
-    "before step(), clip by torch.nn.utils.clip_grad_norm_. With several meshes, "
-    "get each mesh's norm from torch.nn.utils.get_total_norm, take the root of the sum of the "
-    "squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
+    "ready_gradients() cannot clip gradients on several meshes, with a config's own functions, or of plain "
+    "parameters beside shards that were cut by hand: before step(), clip by the norm of the whole model. "
+    "torch.nn.utils.clip_grad_norm_ does so only for whole parameters, or DTensors on one mesh. Otherwise, "
+    "get each mesh's norm from torch.nn.utils.get_total_norm (for plain shards, each rank's, and add up "
+    "their squares over the ranks), take the root of the sum of the squares, and pass it to "
+    "torch.nn.utils.clip_grads_with_norm_ for each mesh"
 )
 
 
@@ -114,6 +116,7 @@ class Guard:
     described: dict[str, str] = field(default_factory=dict)
     is_new: bool = True
     has_warned_of_slices: bool = False
+    has_warned_of_copies: bool = False
     is_compared: bool = False
     compares_gradients: bool = False
     compared: frozenset[int] = frozenset()
@@ -237,6 +240,8 @@ class Guard:
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
         error = error or _refused_beside(self.steps.made, beside, max_norm)
+        if max_norm is not None and not self.has_warned_of_copies:
+            self.has_warned_of_copies = _warn_of_copies(self.steps.made, beside)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
@@ -547,6 +552,9 @@ def _refused_beside(
 
     This looks once at each kind of DTensor, and at the ranks that hold the pieces of this rank's copy.
     """
+    plain = [it for it in params if not isinstance(it, DTensor)]
+    if max_norm is not None and plain and _axes_cut_by_hand(steps) - {"tp"}:
+        return UsageError(CLIP_BY_HAND)
     worlds = [mesh.world for mesh in steps if isinstance(mesh.world, LiveWorld)]
     if not worlds:
         return None
@@ -566,6 +574,29 @@ def _refused_beside(
         if max_norm is not None and not ranks <= {*inside.tolist()}:
             return UsageError(CLIP_BY_HAND)
     return None
+
+
+def _axes_cut_by_hand(steps: Sequence[MeshStep]) -> set[str]:
+    """Return the axes that cut plain matrices of Muon. They may cut plain parameters of AdamW, too."""
+    plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
+    shards = [(it.at, shard) for it in plans for shard in it.momentum_shards.values()]
+    plain = [(at, its.shards[0]) for at, its in shards if not isinstance(its.parameter.param, DTensor)]
+    return {axis for at, it in plain for axis, _ in it.entry.matrix.cuts if at.size(axis) > 1}
+
+
+def _warn_of_copies(steps: Sequence[MeshStep], params: Sequence[Tensor]) -> bool:
+    """Warn, and return True, if a norm counts parameters as copies along tp that tp may have cut."""
+    plain = [it for it in params if not isinstance(it, DTensor)]
+    unsaid = [it for it in plain if getattr(it, "partition_dim", None) is None]
+    warns = bool(unsaid) and "tp" in _axes_cut_by_hand(steps)
+    if warns:
+        warnings.warn(
+            f"tp cuts this Muon's matrices by hand, and {len(unsaid)} of AdamW's parameters have no "
+            "partition_dim, so the norm counts them as copies along tp: set partition_dim on each, to the "
+            "dimension that tp cuts, or to -1",
+            stacklevel=4,
+        )
+    return warns
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from muon_tutorial import Muon, build_mesh, launch
+from muon_tutorial import Muon, MuonWithAdamW, build_mesh, create_processgroup_config, launch
+
+from ..configs import functions
+from ..configs.setups import error_of
 
 CASES = (
     *("FSDP2, a mesh without names", "FSDP2", "TP", "FSDP2 and TP", "HSDP", "plain among DTensors"),
@@ -63,6 +69,40 @@ def norms(rank: int) -> list[tuple[str, float, float]]:
             assert norm is not None
             found.append((case, float(norm), due))
     return found
+
+
+def beside_cut_by_hand(rank: int) -> dict[str, tuple[str, str, int]]:
+    """Each case's error, and how often two steps warn, beside plain matrices whose rows ranks have cut."""
+    mesh = build_mesh({"dp": 1, "tp": 2})
+    fsdp = {"distributed_config": create_processgroup_config(fsdp_pg=mesh.get_group("tp"))}
+    own, tp = {"distributed_config": functions.config(True)}, {"strategy": "zero1", "mesh": mesh}
+    cases: list[tuple[str, dict[str, Any], int | None]] = [
+        *(("fsdp", fsdp, None), ("functions", own, None), ("tp", tp, None)),
+        *(("tp, cut", tp, 0), ("tp, whole", tp, -1)),
+    ]
+    found = {}
+    for case, options, dim in cases:
+        weight, beside = nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(3))
+        beside.partition_dim = dim  # type: ignore[attr-defined]
+        muon = Muon([("weight", weight)], **options)
+        both = MuonWithAdamW(muon, torch.optim.AdamW([("beside", beside)]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                weight.grad, beside.grad = torch.ones(2, 4), torch.ones(3)
+                heard = error_of(partial(both.ready_gradients, 1.0))
+                both.step()
+        found[case] = *heard, len([it for it in caught if "copies along tp" in str(it.message)])
+    return found
+
+
+def test_a_norm_with_plain_parameters_beside_matrices_cut_by_hand_is_refused_or_warned_of() -> None:
+    for found in launch(beside_cut_by_hand, 2):
+        for case in ("fsdp", "functions"):
+            kind, said, warned = found.pop(case)
+            assert (kind, warned) == ("UsageError", 0)
+            assert "for plain shards, each rank's, and add up their squares over the ranks" in said
+        assert found == {name: ("nothing", "", int(name == "tp")) for name in ("tp", "tp, cut", "tp, whole")}
 
 
 def test_the_norm_is_that_of_the_whole_gradients() -> None:
