@@ -41,7 +41,7 @@ class Changed(Flag):
     STATE = auto()
     """An entry of the state, or the momentum in it, was replaced, or the momentum's dtype has changed."""
     KINDS = auto()
-    """A parameter's dtype, device or shape has changed, or its split into matrices."""
+    """A parameter's dtype, device, shape or ``grad_dtype`` has changed, or its split into matrices."""
     PARAMETERS = auto()
     """A parameter was replaced by another tensor."""
 
@@ -57,6 +57,7 @@ class MadeParameter:
     entry: Any
     momentum: Any
     momentum_dtype: torch.dtype | None
+    grad_dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +80,8 @@ class MadeFor:
             for param in group["params"]:
                 entry = state.get(param)
                 momentum = None if entry is None else entry.get("momentum_buffer")
-                dtype = getattr(momentum, "dtype", None)
-                each.append(MadeParameter(param, tensor_kind(param), group, parts, entry, momentum, dtype))
+                dtypes = getattr(momentum, "dtype", None), param.grad_dtype
+                each.append(MadeParameter(param, tensor_kind(param), group, parts, entry, momentum, *dtypes))
         return cls(groups, state, each)
 
     def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
@@ -95,7 +96,8 @@ class MadeFor:
                     return found | Changed.PARAMETERS | Changed.STATE
                 index += 1
                 dtype, device, shape = was.kind
-                if param.dtype is not dtype or param.shape != shape or param.device != device:
+                recast = param.dtype is not dtype or param.grad_dtype is not was.grad_dtype
+                if recast or param.shape != shape or param.device != device:
                     found |= Changed.KINDS
                 if group is not was.group:
                     found |= Changed.GROUPS | (Changed.KINDS if parts != was.parts else Changed.NOTHING)
@@ -148,7 +150,8 @@ def follow_changes(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
                 "construct a new optimizer over the current parameters"
             )
-        is_same = was == tensor_kind(param) and made.parts == group_parts(group)
+        now = tensor_kind(param), param.grad_dtype, group_parts(group)
+        is_same = now == (was, made.grad_dtype, made.parts)
         if is_same or "momentum_buffer" not in entry:
             continue
         if not has_moved(entry):  # the step makes a new momentum

@@ -69,6 +69,28 @@ def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
     assert all(muon.state[param]["momentum_buffer"].dtype == torch.float32 for param in ours.parameters())
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_grad_dtype_that_is_set_after_the_optimizer_was_made_counts(way: str | None) -> None:
+    """The momentum of bf16 parameters is then fp32, as if ``grad_dtype`` had been set before."""
+    found = []
+    for late in (False, True):
+        model = layers().bfloat16()
+        muon = muon_of(model, way) if late else None
+        for param in model.parameters():
+            param.grad_dtype = torch.float32
+        muon = muon or muon_of(model, way)
+        for step in range(2):
+            made = torch.Generator().manual_seed(step)
+            for param in model.parameters():
+                param.grad = torch.randn(param.shape, generator=made)
+            muon.step()
+        found.append((model, [muon.state[param]["momentum_buffer"] for param in model.parameters()]))
+    (model, momenta), (other, its) = found
+    assert {it.dtype for it in its} == {torch.float32}
+    assert all(map(torch.equal, momenta, its))
+    assert_same(model, other)
+
+
 def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
     """The meta device serves as the other device."""
     there = nn.Parameter(torch.empty(2, 3, device="meta"))
