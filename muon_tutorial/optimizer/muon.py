@@ -186,7 +186,8 @@ class Muon(torch.optim.Optimizer):
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
         """Step without a closure or a ``GradScaler``. The arguments are the same as in ``program``."""
         try:
-            self.world.run(self.program(beside, error))
+            with torch._C._DisableAutocast():  # a loop may step inside autocast
+                self.world.run(self.program(beside, error))
         except TutorialError as refusal:
             self.guard.step_was_refused(refusal)
             raise

@@ -51,6 +51,16 @@ def test_a_step_subtracts_what_the_recipe_makes_of_the_momentum(name: str) -> No
     torch.testing.assert_close(params[0].detach(), before - 0.1 * update)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["stock", *RECIPES])
+def test_autocast_around_a_step_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    params, others = weights(), weights()
+    stepped(Muon(params, orthogonalize=name), params)
+    with torch.autocast("cpu", dtype):
+        stepped(Muon(others, orthogonalize=name), others)
+    assert all(map(torch.equal, params, others))
+
+
 def test_stock_is_the_default_to_the_bit_and_groups_may_go_different_ways() -> None:
     params, default, theirs, gram = (weights() for _ in range(4))
     ways = {"stock": params[:1], "gram": params[1:]}
