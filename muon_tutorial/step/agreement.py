@@ -284,12 +284,14 @@ def checksum(tensor: Tensor) -> Tensor:
     return (sums % HASHES * _WEIGHTS.to(sums.device)).sum() % HASHES
 
 
-def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
+def agree_on_overflow(found_inf: Tensor | int, ranks: Ranks) -> Walk:
     """Return whether ``GradScaler`` found infinity. All ranks must run it.
 
-    If the scaler found infinity only on some ranks, every rank raises ``GradientError``.
+    ``found_inf`` is a plain 0 if there are no gradients. If the scaler found infinity only on some ranks,
+    every rank raises ``GradientError``.
     """
-    found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
+    flag = torch.as_tensor(found_inf > 0, dtype=torch.float32, device=ranks.device).reshape(1)
+    found = int((yield from ranks.total(flag, "overflow flag")))
     if 0 < found < ranks.size:
         raise GradientError(
             f"GradScaler found infinity on {found} of {ranks.size} ranks, and would scale their losses "

@@ -167,6 +167,13 @@ REFUSED: dict[Scaled, tuple[int, str]] = {
 SKIPS_ITSELF = {"zero1": True, "owner": True, "fsdp2": False}
 
 
+def scaled_without_gradients(rank: int) -> tuple[str, str]:
+    """A scaler that found no gradient on any rank gives the optimizer a plain zero."""
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    return error_of(partial(scaler.step, laid_out("owner")[1]))
+
+
 def clip_zero1(rank: int) -> list[str]:
     """The texts of the errors that torch's clip functions raise, with each ``foreach``."""
     heard = []
@@ -222,7 +229,7 @@ def everything(rank: int) -> dict[Any, Any]:
     """All cases in one launch; after each, the ranks can go on together."""
     found: dict[Any, Any] = {case: scaled_steps(rank, *case) for case in (*SKIPPED, *REFUSED)}
     found |= {layout: laid_out(layout)[1]._step_supports_amp_scaling for layout in SKIPS_ITSELF}
-    cases = (clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)
+    cases = (scaled_without_gradients, clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)
     return found | {case.__name__: case(rank) for case in cases}
 
 
@@ -258,6 +265,10 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
         assert complaint in answer
         assert "ShardedGradScaler" in answer
         assert len(weights) == steps
+
+
+def test_a_scaled_step_without_gradients_is_a_step(results: Results) -> None:
+    assert [of_rank["scaled_without_gradients"] for of_rank in results] == [("nothing", "")] * 2
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
