@@ -72,8 +72,7 @@ def plans_of(dp: int, tp: int) -> dict[str, Plan]:
 
 def entries_of_rank(plan: Plan) -> int:
     """Entries of all buckets at one tp position, padding included."""
-    at = plan.grid.at(0)
-    return sum(bucket.length(bucket.model_layout, at) for bucket in plan.buckets)
+    return sum(bucket.length(bucket.model_layout, plan.grid.at(0)) for bucket in plan.buckets)
 
 
 def touched_entries(plan: Plan, at: Coordinate) -> int:
@@ -116,8 +115,7 @@ def _item(plan: Plan, route: str) -> int:
 
 def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
     """The number of ranks that run Newton–Schulz on a matrix, by strategy."""
-    index = list(MATRICES).index(name)
-    return {strategy: len(plans[strategy].workers(index)) for strategy in STRATEGIES}
+    return {strategy: len(plans[strategy].workers(list(MATRICES).index(name))) for strategy in STRATEGIES}
 
 
 @cache

@@ -94,9 +94,8 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
     mine = run.reports[rung.rank].notes.rungs[rung.step, rung.name][name]
     right = run.expected(rung.rank)[rung.step, rung.name][name]
     one, other = mine.double().flatten(), right.double().flatten()
-    ratio = float(one.norm() / other.norm())
     cosine = float(one @ other / (one.norm() * other.norm()).clamp(min=1e-300))
-    return ratio, cosine, float((one - other).abs().max() / other.abs().max())
+    return float(one.norm() / other.norm()), cosine, float((one - other).abs().max() / other.abs().max())
 
 
 def say_numbers(run: TrainingRun, step: int, rung: str) -> str:

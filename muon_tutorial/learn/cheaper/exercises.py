@@ -59,11 +59,10 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
     def of_all_ranks(entries: int, dp: int, item: int) -> dict[str, int]:
         return {name: dp * sent for name, sent in bytes_sent(entries, dp, item).items()}
 
-    slip = "That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks
     return written(
         lambda *case: due[case],
         list(due),
-        slip,
+        ("That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks),
         say="{0:,} entries of {2} bytes over dp={1}",
         hints_of=_BYTES_HINTS,
         praise="To the byte. Now see what real ranks count.",

@@ -184,9 +184,8 @@ def recorded_exercise() -> Exercise:
         ("That is the time with a window of 1.", lambda c, w, n: c + w),
         ("The other lane adds its first gather or its last work.", lambda c, w, n: max(c, w)),
     )
-    cases = [(120, 60, 6), (40, 200, 4), (9, 9, 3)]
     say, praise = "computes {}, waits {} and count {}", "If your loop is right, a recording agrees. Does it?"
-    return written(with_window_3, cases, *slips, say=say, praise=praise)
+    return written(with_window_3, [(120, 60, 6), (40, 200, 4), (9, 9, 3)], *slips, say=say, praise=praise)
 
 
 def draw_schedules(ranks: int) -> Picture:

@@ -123,11 +123,10 @@ def say_run(run: SharingRun) -> str:
     for rank in range(run.ranks):
         begins = ", ".join(f"{name} at {start:,}" for name, start in run.found(rank).items()) or "no update"
         said.append(f"Rank {rank} brings {begins}, and {run.zeros(rank):,} zeros of {LENGTH:,} entries.")
-    wrong = run.wrong()
     end = "All ranks end with the same bits" if run.agree() else "The ranks end with different bits"
     if lost := [rank for rank, report in enumerate(run.reports) if not is_buffer(report.returned)]:
         end = f"No such buffer comes back from {say_ranks(lost)}"
-    return " ".join([*said, f"{end}; {_say_wrong(run, wrong)}."])
+    return " ".join([*said, f"{end}; {_say_wrong(run, run.wrong())}."])
 
 
 def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:

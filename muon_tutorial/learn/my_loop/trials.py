@@ -227,10 +227,9 @@ def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], obje
         hook.remove()
     if returned is ...:
         return None
-    left = _norms(model)[0] > 0
     _, largest, rate = seen[0] if seen else (0.0, 0.0, 0.0)
     norms = tuple(norm for norm, _, _ in seen)
-    return UpdateReport(before, norms, largest, rate, port.rate_of(optimizer), left)
+    return UpdateReport(before, norms, largest, rate, port.rate_of(optimizer), _norms(model)[0] > 0)
 
 
 def expected_settings() -> dict[str, tuple[str, float, float]]:

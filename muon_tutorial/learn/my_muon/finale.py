@@ -98,9 +98,8 @@ def say_bits(finale: Finale) -> str:
 
 def scorecard(finale: Finale) -> str:
     """Bytes, seconds and memory of one rank per step on each grid, and the losses compared with AdamW's."""
-    head = ["", *(f"{dp} × {tp}" for dp, tp in (run.grid for run in finale.runs))]
     records = [run.record for run in finale.runs]
-    rows: list[Sequence[object]] = [head]
+    rows: list[Sequence[object]] = [["", *(f"{dp} × {tp}" for dp, tp in (run.grid for run in finale.runs))]]
     for phase, name in PHASES.items():
         rows.append([f"bytes sent, {name}", *(f"{record.sent.get(phase, 0):,}" for record in records)])
     rows.append(["bytes sent, together", *(f"{sum(record.sent.values()):,}" for record in records)])

@@ -167,9 +167,8 @@ def _line_for(name: str, value: Any) -> str:
 
 def read_mine(folder: Path | None = None) -> MyMuon:
     """Read the reader's file; never raises an error, whatever it contains."""
-    path = (folder or Path.cwd()) / FILE
     try:
-        every = blocks.blocks_of(_read(path)).items()
+        every = blocks.blocks_of(_read((folder or Path.cwd()) / FILE)).items()
         found = {name: block for name, block in every if name in reference()[1]}
     except (BrokenFileError, NotKeptError, OSError) as error:
         return MyMuon({}, (str(error),))

@@ -105,8 +105,7 @@ def _try_steps(module: ModuleType, dp: int, tp: int) -> str | None:
             muon.step()
         stock.step()
         for i, (shape, kind) in enumerate(TRIED):
-            due = cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)
-            if not torch.equal(muon.params[i], due):
+            if not torch.equal(muon.params[i], cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)):
                 where = f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp}"
                 what = f"other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
                 return f"{where} has {what}{_say_rounding(module)}"

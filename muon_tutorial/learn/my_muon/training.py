@@ -79,8 +79,7 @@ def start(seed: int) -> tuple[gpt.GPT, list[nn.Parameter], list[str], list[nn.Pa
 
 def batch_of(step: int, place: int, dp: int, seed: int) -> Batch:
     """The batch that one dp place reads in a step."""
-    text = load_text(gpt.__file__, SHAPE.context)
-    return batch_at(text, step * dp + place, BATCH, SHAPE.context, seed)
+    return batch_at(load_text(gpt.__file__, SHAPE.context), step * dp + place, BATCH, SHAPE.context, seed)
 
 
 def train(
@@ -195,9 +194,8 @@ def main() -> None:
         sys.exit(f"There is no {asked.file} in {Path.cwd()}. Start this in the folder of your my_muon.py.")
     rank = join_torchrun("gloo").rank
     victim = None if restarted_by_torchrun() else asked.victim
-    grid = (asked.dp, asked.tp)
     asked.folder.mkdir(exist_ok=True)
-    record = train(rank, asked.file, grid, asked.steps, asked.seed, str(asked.folder), victim)
+    record = train(rank, asked.file, (asked.dp, asked.tp), asked.steps, asked.seed, str(asked.folder), victim)
     if rank == 0:
         torch.save({"begin": record.begin, "weights": record.weights}, asked.folder / "end.result")
         loss = f", loss {record.losses[-1]:.3f}" if record.losses else ": nothing was left to do"

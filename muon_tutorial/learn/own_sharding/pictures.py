@@ -38,8 +38,7 @@ def hero() -> Picture:
         write(axes, 16, y + 16, f"{name}_fn", weight="bold")
         write(axes, 16, y + 50, says, color=QUIET, linespacing=1.25)
         for column, journey in enumerate(journeys):
-            now = journey.moments[name]
-            for rank, held in enumerate(now.held):
+            for rank, held in enumerate(journey.moments[name].held):
                 x = left + column * across + rank * (small + 6)
                 _draw_matrix(axes, x, y + 6, small, journey.side, held)
                 if name == "assign" and rank in journey.owners:

@@ -276,14 +276,13 @@ def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
 
 
 def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tuple[str, tuple[str, ...]]:
-    gradient = matrices()[name]
     if not sent:
         return "no rank has sent anything, so none can know of the others' columns.", HINTS
     if result.cosine > 0.99:
         size = sum(result.values) / len(result.values)
         hint = "Is it a mean instead of a sum? Or a sum over all ranks, because group=group is missing?"
         return f"it points the right way, and its singular values are near {size:.3g}, not 1.", (hint,)
-    u, values, vt = torch.linalg.svd(gradient, full_matrices=False)
+    u, values, vt = torch.linalg.svd(matrices()[name], full_matrices=False)
     for power in (-2, -1, 1, 2, 3):
         other = u @ torch.diag(values**power) @ vt
         if float((update * other).sum() / (update.norm() * other.norm())) > 0.99:
@@ -298,11 +297,11 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 
 
 def quiz(tp: int) -> Exercise:
-    result = compare(pieces_alone(gradient(), 1, tp), gradient())
+    cosine = compare(pieces_alone(gradient(), 1, tp), gradient()).cosine
     ring = "On a ring, a rank sends tp − 1 shards. How many entries has a shard?"
     both = "It stands in the first line of your table of ratios, in the last column."
     return numbers(
-        ("cosine", result.cosine, "Your nearness has printed it above, before the distance."),
+        ("cosine", cosine, "Your nearness has printed it above, before the distance."),
         ("factor", too_small(SHAPE, 1, tp)[1], both),
         ("sent", SHAPE[0] * SHAPE[1] // tp * (tp - 1), ring),
         within=0.01,

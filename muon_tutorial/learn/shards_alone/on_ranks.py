@@ -179,9 +179,8 @@ def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tu
     """One rank's part. All ranks must call."""
     group, found = tp_group(dp, tp), {}
     for name in JUDGED:
-        shard = my_piece(matrices()[name].float(), 1, rank % tp, tp)
         with counting() as sent:
-            found[name] = function(shard, group), sum(sent)
+            found[name] = function(my_piece(matrices()[name].float(), 1, rank % tp, tp), group), sum(sent)
     return found
 
 

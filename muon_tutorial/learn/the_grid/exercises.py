@@ -103,9 +103,8 @@ def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = P
         "found = [None] * len(ranks); dist.all_gather_object(found, rank, group=group) fills found.",
         "Only the gathering belongs under if rank in ranks.",
     )
-    praise = "Every rank made every group, and gathered only in its own."
     judge = judge_on_ranks(play, lambda run: first(itertools.chain(_judge_calls(run), _judge_heard(run))))
-    return Exercise(judge, hints, praise)
+    return Exercise(judge, hints, "Every rank made every group, and gathered only in its own.")
 
 
 def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
@@ -188,10 +187,9 @@ def mismatch_exercise() -> Exercise:
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
     return numbers(
         ("groups", dp + tp, "Each row of the grid is a group, and so is each column."),
-        ("number", last["tp"], "In its tp group a rank's number is its tp coordinate: rank % tp."),
+        ("number", (dp * tp - 1) % tp, "In its tp group a rank's number is its tp coordinate: rank % tp."),
         ("shared", 1, "Rank 0's row and rank 0's column cross. In how many places?"),
     )
 

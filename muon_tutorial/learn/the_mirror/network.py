@@ -146,10 +146,9 @@ class ReadyButtons(ipywidgets.VBox):
         self._refresh()
 
     def _refresh(self) -> None:
-        size = ipywidgets.Layout(width="auto")
         self.groups = []
         for each in self.network.ready:
-            button = ipywidgets.Button(description=str(each), layout=size)
+            button = ipywidgets.Button(description=str(each), layout=ipywidgets.Layout(width="auto"))
             button.on_click(partial(self._press, each.group))
             self.groups.append(button)
         self.row.children = self.groups

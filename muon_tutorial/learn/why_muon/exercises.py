@@ -341,11 +341,10 @@ def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
     each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count the directions."
-    left_out = float(sum(parameter.numel() for _, parameter in rest))
     return numbers(
         ("sum", float(len(S)), each),
         ("times", (S[0] / S.median()).item(), "Divide S[0] by S.median(), in torch the lower median."),
         ("factor", 2.0, "4 rows for each column, and the root of that."),
-        ("left_out", left_out, "Add up parameter.numel() over rest, not over hidden."),
+        ("left_out", float(sum(p.numel() for _, p in rest)), "Add up p.numel() over rest, not over hidden."),
         within=0.01,
     )

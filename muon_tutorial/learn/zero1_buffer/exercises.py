@@ -126,8 +126,7 @@ def range_exercise() -> Exercise:
 
 
 def quiz(plan: Plan) -> Exercise:
-    at = plan.grid.at(0)
-    kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at))
+    kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
     buckets = len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets)
     return numbers(
         ("kept", kept, "Add up its slices, and take off the padding that they hold."),

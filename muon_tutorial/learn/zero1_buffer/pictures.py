@@ -244,10 +244,9 @@ def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
         "milliseconds": slowest,
     }
     figure = card(_WIDTH, 236)
-    names = [f"{cost.size // 1000}" for cost in mine]
     for number, (title, values) in enumerate(panels.items()):
         axes = style(figure.add_subplot(1, len(panels), number + 1), title, "bucket's limit, kB", "")
-        axes.bar(names, values, color=QUIET, width=0.6)
+        axes.bar([f"{cost.size // 1000}" for cost in mine], values, color=QUIET, width=0.6)
         for place, value in enumerate(values):
             axes.text(place, value, f"{value:.0f}", size=10, ha="center", va="bottom", color=INK)
         axes.set_yticks([])
