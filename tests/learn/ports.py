@@ -102,6 +102,12 @@ def on_rank_0_only(manager: Any, step: int, model: nn.Module, optimizer: Any, sc
         port.save(manager, step, model, optimizer, scheduler)
 
 
+def saves_the_scheduler_itself(
+    manager: Any, step: int, model: nn.Module, optimizer: Any, scheduler: Any
+) -> None:
+    manager.save(step, model, optimizer, extra={"step": step, "scheduler": scheduler})
+
+
 def torch_save(manager: Any, step: int, model: nn.Module, optimizer: Any, scheduler: Any) -> None:
     if dist.get_rank() == 0:
         manager.folder.mkdir(exist_ok=True)

@@ -38,6 +38,22 @@ def gathers_unequal_segments(parameters: Parameters, rank: int, ranks: int) -> A
     return torch.cat(segments)
 
 
+def gathers_float32(parameters: Parameters, rank: int, ranks: int) -> Any:
+    """Gathers segments of owned updates, with twice as many bytes as in bfloat16."""
+    owned = [[place for place in sharing.PLACES if place.owner(ranks) == owner] for owner in range(ranks)]
+    sizes = [sum(place.size for place in places) for places in owned]
+    flat, mine = fill(parameters, rank, ranks), torch.zeros(max(sizes))
+    mine[: sizes[rank]] = torch.cat([flat[place.slice] for place in owned[rank]])
+    segments = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(segments, mine)
+    splits = (
+        [*(place.size for place in places), max(sizes) - sum(place.size for place in places)]
+        for places in owned
+    )
+    parts = [iter(segment.split(each)) for segment, each in zip(segments, splits, strict=True)]
+    return torch.cat([next(parts[place.owner(ranks)]) for place in sharing.PLACES])
+
+
 def summed(flat: Tensor) -> Tensor:
     dist.all_reduce(flat)
     return flat

@@ -100,6 +100,11 @@ def test_a_repair_is_judged_by_what_the_repaired_file_does(
     assert says in verdict.message
 
 
+def test_a_repair_without_a_line_is_told_what_to_answer(clinic: Any) -> None:
+    verdict = clinic.check("E", {})
+    assert (verdict.passed, verdict.message) == (None, 'To change no line, answer "nothing".')
+
+
 def test_a_hang_and_a_lie_that_are_left_have_hints_of_their_own() -> None:
     clinic = lesson.open_clinic(2, 2)
     said = [clinic.check(letter, "nothing").message for letter in "BC"]
@@ -177,7 +182,9 @@ def test_waits_found_from_logs_are_those_of_the_run(clinic: Any) -> None:
         run = clinic.run(name)
         assert reader_waits(lesson.logs(run)) == [(each.waiter, each.awaited) for each in lesson.waits(run)]
     assert reader_waits(lesson.logs(clinic.run("A"))) == []
-    assert lesson.write_waits().check(reader_waits)
+    for kind in (list, set, tuple, frozenset):
+        assert lesson.write_waits().check(lambda logs, kind=kind: kind(reader_waits(logs)))
+        assert lesson.write_suspects().check(lambda pairs, kind=kind: kind(lesson.suspects(pairs)))
 
 
 def test_suspects_are_awaited_and_wait_for_nobody(clinic: Any) -> None:

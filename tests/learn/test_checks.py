@@ -77,8 +77,11 @@ def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(mak
     for said, slip in slips:
         assert_wrong(exercise, slip, said)
     assert exercise.check(right)
-    odd = "give a dictionary" if isinstance(right(*deepcopy(cases[0])), Mapping) else "odd, where "
-    assert_wrong(exercise, lambda *given: "odd", f"For {say.format(*cases[0])}: {odd}")
+    due = right(*deepcopy(cases[0]))
+    odd = "give a dictionary" if isinstance(due, Mapping) else "[odd], where "
+    assert_wrong(exercise, lambda *given: ["odd"], f"For {say.format(*cases[0])}: {odd}")
+    if isinstance(due, int | float):
+        assert_wrong(exercise, lambda *given: str(due), "give a number, not a text")
     assert (
         exercise.check(lambda *given: ...).passed is exercise.check(lambda *given: (..., ...)).passed is None
     )
@@ -104,11 +107,14 @@ def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(ma
     rights = [right for _, right, *_ in asked]
     assert exercise.check(*rights)
     for place, (name, right, told, *mistakes) in enumerate(asked):
-        known = [*mistakes, ("odd", told)]
+        known = [*mistakes, (["odd"], told)]
         for wrong in (wrong for wrong, _ in known if wrong != right):
             reply = next(reply for each, reply in known if each == wrong)
             said = [*rights[:place], wrong, *rights[place + 1 :]]
             assert_wrong(exercise, *said, f"{name}: not {wrong}. {reply}")
+        if type(right) in (int, float):
+            said = [*rights[:place], str(right), *rights[place + 1 :]]
+            assert_wrong(exercise, *said, f"{name}: give a number, not a text.")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +123,10 @@ def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(ma
         ([3, 1], {1, 3}, True),
         ({1, 3}, {1, 3}, True),
         ([1, 1, 3], {1, 3}, False),
+        ({(0, 1)}, {(0, 1)}, True),
+        ([[0, 1], [2, 1]], {(2, 1), (0, 1)}, True),
+        ("Tensor", "tensor", True),
+        ("tensors", "tensor", False),
         ([[1], [3]], {1, 3}, False),
         (torch.tensor([3, 1]), {1, 3}, True),
         (torch.tensor([1.0, 2.0]), [1, 2], True),
@@ -201,6 +211,7 @@ def test_who_comes_back_with_nothing_is_told_how_to_begin() -> None:
         ({"a": 0, "b": 3}, False, "a: 0 is not it. count a"),
         ({"a": 1, "b": ...}, False, "Still open: b."),
         ({"a": 1}, False, "Still open: b."),
+        ({"a": 1, "b": "2"}, False, "b: give a number, not a text."),
         ({"a": ..., "b": ...}, None, "Replace"),
         ({"a": 1.0, "b": 2.0}, True, ""),
     ],
@@ -223,7 +234,10 @@ def test_the_reference_is_used_until_an_answer_passes(capsys: pytest.CaptureFixt
 
 def test_an_open_optional_exercise_asks_for_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert Exercise(no_negative, optional=True).accepted_or(5) == 5
-    assert capsys.readouterr().out == "From here on, the reference is used.\n"
+    assert (
+        capsys.readouterr().out
+        == "No answer to the optional exercise: from here on, its reference is used.\n"
+    )
 
 
 @pytest.mark.parametrize("odd", [3, "a", [100], None])
@@ -288,6 +302,17 @@ def card() -> Picture:
 )
 def test_a_prediction_is_right_however_it_is_written(mine: object, found: object, same: bool) -> None:
     assert is_same(mine, found) is same
+
+
+def test_a_text_in_place_of_a_number_is_told_so() -> None:
+    assert "a number is asked for, not a text" in repr(compare({"where": "0.7"}, {"where": 0.7}))
+
+
+def test_a_wrong_value_says_more_than_an_error_in_a_later_case() -> None:
+    twice = ("That is its square.", lambda n: n * n)
+    exercise = written(lambda n: 2 * n, [(1,), (3,), (0,)], twice, say="n = {}")
+    assert_wrong(exercise, lambda n: n * n / bool(n), "For n = 1: 1, where 2 is right. That is its square.")
+    assert_wrong(exercise, lambda n: 2 * n / bool(n), "For n = 0: The function raised ZeroDivisionError")
 
 
 def test_what_was_typed_stands_beside_what_the_run_gave_and_is_folded_until_then(card: Picture) -> None:

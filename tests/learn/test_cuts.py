@@ -87,6 +87,7 @@ LAYERS = [
     (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
     (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
     (nothing, "returned NoneType"),
+    (lambda x, up, down, group: summed(x @ up @ down, group), "A weight is (out, in), so write x @ up.T"),
 ]
 
 

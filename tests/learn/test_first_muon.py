@@ -127,6 +127,7 @@ def test_the_package_refuses_what_the_early_code_got_wrong() -> None:
 GATHERS: list[tuple[Any, str]] = [
     (sharings.solution, "Leave the zeros at home"),
     (sharings.gathered, "Leave the zeros at home"),
+    (sharings.gathers_float32, "Hint: Your buffer is float32, as torch makes it"),
     (sharings.gathers_in_order_of_owners, "there the update of o1 begins"),
     (sharings.keeps_to_itself, "there are zeros"),
     (lambda *given: None, "rank 0 returned NoneType"),
@@ -143,6 +144,14 @@ def test_an_all_gather_of_own_updates_passes_at_par() -> None:
 test_a_wrong_sharing_is_told_what_is_wrong_with_it = judged(
     (partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS)
 )
+
+
+def test_a_division_by_the_least_work_is_told_to_divide_by_a_fair_share() -> None:
+    def over_least(costs: list[int], ranks: int) -> float:
+        loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
+        return max(loads) / min(loads)
+
+    assert_wrong(lesson.check_fair_shares(), over_least, "is right. Divide by a fair share, not by the least")
 
 
 def test_the_makespans_of_five_matrices_are_those_of_all_ways_to_deal_them_out() -> None:

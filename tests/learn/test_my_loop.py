@@ -121,6 +121,7 @@ def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, 
 def test_ranks_that_do_not_save_together_are_told_so() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
+    assert_wrong(exercise, ports.saves_the_scheduler_itself, port.load, "LambdaLR, which could run code when")
     assert_wrong(exercise, ports.torch_save, port.load, "there was no checkpoint of step 2")
     assert_wrong(exercise, port.save, ports.nothing_asked, "Hint: Then manager.latest_step()")
     assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the next")

@@ -93,6 +93,7 @@ def step_with(
     slices: bool = True,
     write: bool = True,
     mean: bool = True,
+    apply: bool = True,
     phase: int = 3,
     buffer: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     label: Callable[..., Any] = lambda job, phase, entry: job.label(phase, entry),
@@ -116,7 +117,8 @@ def step_with(
         kept = (yield from way_back(done, bucket.compute, at, job.label(6))) if slices else done
         if upto < 7:
             return
-        fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))
+        kept = job.apply(bucket, kept) if apply else kept
+        fresh = yield from travel(kept, bucket.parameter, at, job.label(7))
         if write:
             job.write(bucket, fresh)
 
@@ -171,6 +173,10 @@ WRONG_STEPS = [
     (step_with(phase=5), "The correct request: all_gather"),
     (step_with(label=nameless), "job.label(5) names no matrix; write job.label(5, entry)"),
     (step_with(upto=6), "never asks for all_gather"),
+    (
+        step_with(apply=False),
+        "phase 7 (parameter all_gather) is the first to differ: job.apply was not called",
+    ),
     (step_with(write=False), "its new weights are not those of the step"),
     (step_with(way_back=travel), "It stopped with"),
     (lambda job, bucket, at: None, "The step makes no request"),

@@ -211,7 +211,7 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
     (
         of_owner(lambda full: full.float()),
-        "torch.float32 came back; the momentum's own dtype is torch.bfloat16",
+        "torch.float32 came back; the momentum's own dtype is torch.bfloat16. Hint: mine.new_empty(",
     ),
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),

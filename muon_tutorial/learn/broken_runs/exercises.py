@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,6 +169,8 @@ class Clinic:
         if name not in self.exercises:
             self.exercises[name] = Exercise(functools.partial(self._judge, name), praise=STORIES[name])
         verdict = self.exercises[name].check(repair)
+        if repair == {}:
+            verdict = replace(verdict, message='To change no line, answer "nothing".')
         ran = self.kept.get(f"{name}, repaired")
         if ran is None or verdict.passed is None:
             return verdict
@@ -264,7 +266,7 @@ def guess() -> Exercise:
 
 Log = list[tuple[str, tuple[int, ...]]]
 """The calls that a rank has begun, in order: the name of each, and the ranks that must make it."""
-Pairs = list[tuple[int, int]]
+Pairs = Collection[tuple[int, int]]
 _LOAD, _LOG = ("load", (0, 1)), ("log", (0, 1, 2))
 _BEGUN: tuple[tuple[list[Log]], ...] = (
     ([[_LOAD, _LOG], [_LOAD, _LOG], [_LOG]],),
@@ -281,19 +283,19 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
     """A function that takes all ranks' logs and returns pairs (rank, other) for whose logs ``lacks`` is true.
     ``other`` is a rank of the rank's last call or, with ``of_all``, any rank."""
-    return lambda logs: [
+    return lambda logs: {
         (rank, other)
         for rank, log in enumerate(logs)
         for other in (range(len(logs)) if of_all else log[-1][1])
         if lacks(logs[other], log)
-    ]
+    }
 
 
 def waiting_pairs(logs: list[Log]) -> Pairs:
     """The exercise's reference: pairs of a rank that waits and a rank that has not made the same call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
-    [(0, 1)]
+    {(0, 1)}
     """
     return _pairs(_made_less_often)(logs)
 
@@ -306,7 +308,7 @@ def write_waits() -> Exercise:
         ("A call that was made in an earlier step does not count for this one.", once),
         ("Ranks of other groups make other calls. Count only this call.", by_length),
         ("Only the ranks that the call names must make it.", _pairs(_made_less_often, of_all=True)),
-        ("First the rank that waits.", lambda logs: [(j, i) for i, j in waiting_pairs(logs)]),
+        ("First the rank that waits.", lambda logs: {(j, i) for i, j in waiting_pairs(logs)}),
     )
     hints = ("Compare logs[other].count(log[-1]) with log.count(log[-1]), for each other in log[-1][1].",)
     praise = "A rank that others wait for, and that waits for nobody, is the one to look at."
@@ -366,8 +368,7 @@ def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
         held = sound.expected(rank)
         kept = {key: {name: each.clone() for name, each in found.items()} for key, found in held.items()}
         for step, rung, _ in (spot for spot in spots if spot[2] == rank):
-            matrices = list(kept[step, rung].values())
-            entries = matrices[0 if rung in ("share", "gradient") else -1]
+            entries = list(kept[step, rung].values())[0 if rung in ("share", "gradient") else -1]
             entries.flatten()[:1].view(torch.int32).bitwise_xor_(1)
         reports.append(RankReport(Notebook(rungs=kept)))
     return replace(sound, reports=tuple(reports))

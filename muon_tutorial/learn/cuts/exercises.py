@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import RankFailedError
 from ..exercises import judge as judging
 from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, value_of, why, written
-from ..exercises.on_real_ranks import judge_on_ranks
+from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
 from .pictures import draw_fused
@@ -106,14 +107,20 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "dist.all_reduce(y, group=tp_group) adds in place.",
     )
     praise = "Two cuts, one message: every rank of a row has the whole output."
-    return Exercise(judge_on_ranks(play, judge_layers), hints, praise)
+    return Exercise(judge_on_ranks(play, judge_layers, _say_pass), hints, praise)
+
+
+def _say_pass(error: RankFailedError) -> str:
+    """What stopped a pass; for a product of sides that differ, also that a weight is (out, in)."""
+    turn = "\nA weight is (out, in), so write x @ up.T, and hidden @ down.T."
+    return say_failure(error) + turn * ("cannot be multiplied" in str(error))
 
 
 def tokens_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     """The exercise: the same pass with sequence parallelism, on real ranks."""
     play = partial(on_ranks.run_layers, dp=dp, tp=tp, backend=backend, parts=tp)
     praise = "No rank keeps the tokens of others, except between the two layers."
-    return Exercise(judge_on_ranks(play, judge_layers), praise=praise, optional=True)
+    return Exercise(judge_on_ranks(play, judge_layers, _say_pass), praise=praise, optional=True)
 
 
 def judge_layers(run: LayersRun) -> str | None:
@@ -192,8 +199,7 @@ def qkv_exercise() -> Exercise:
     )
     praise = "Every head is whole on one rank, and the inverse gives every bit back."
     best = 3 * qkv.HEAD_DIM * qkv.WIDTH * -(-qkv.HEADS // TP_OF_PAR)
-    par = Par("entries on the busiest rank", best, busiest)
-    return Exercise(judge, hints, praise, par, optional=True)
+    return Exercise(judge, hints, praise, Par("entries on the busiest rank", best, busiest), optional=True)
 
 
 def busiest(shard: Shard, join: Join) -> int:

@@ -93,6 +93,10 @@ def check_fair_shares() -> Exercise:
 
     slips = (
         ("That is the work itself. Divide it by a fair share.", work),
+        (
+            "Divide by a fair share, not by the least work of a rank.",
+            lambda costs, n: work(costs, n) / (min(sum(costs[rank::n]) for rank in range(n)) or 1e-9),
+        ),
         ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
         ("That is the costliest matrix. Add up all matrices of its rank.", lambda c, n: max(c) * n / sum(c)),
         ("That is longest first. Here matrices are dealt out round robin.", longest),
@@ -312,6 +316,8 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
             return wrong
         if sent[-1] >= summed > par:
             hint = "Leave the zeros at home: a rank brings its own updates, one after the other, and no more."
+            if sent[-1] == 2 * par and not runs[0].reports[0].handed:  # no all_reduce, but twice the bytes
+                hint = "Your buffer is float32, as torch makes it. Updates are bfloat16: half as many bytes."
             said = f"a rank sends {sent[-1]:,} bytes, and the all_reduce of the whole buffer {summed:,}."
             return Diagnosis(f"All updates arrive. But {said}", (hint,))
         if ranks > 1 and not sent[-1]:
@@ -327,9 +333,8 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "For matrix i: from segment i % ranks take the next p.numel() entries.",
     )
     praise = "Every rank has every update, and hardly a zero has travelled."
-    scored = Par("bytes", par, lambda _: sent[-1])
     judge_it = judge_on_ranks(play, judge, on_ranks.say_trouble)
-    return Exercise(judge_it, hints, praise, scored, ("gathered_share",))
+    return Exercise(judge_it, hints, praise, Par("bytes", par, lambda _: sent[-1]), ("gathered_share",))
 
 
 def check_toy() -> Exercise:
@@ -344,12 +349,11 @@ def check_toy() -> Exercise:
 
 def quiz(ranks: int) -> Exercise:
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
-    sent = on_ranks.predict_ring(ranks)
     printed = f"Your fair_shares has printed it for {WORST} ranks, and the picture says it, too."
     return numbers(
         ("zeros", LENGTH - own, "Rank 0 fills its own matrices' places, and leaves zeros in all others."),
         ("busiest", fair_shares(WORST), printed),
-        ("bytes", sent, "It is the par of your all_gather: as many segments as there are other ranks."),
+        ("bytes", on_ranks.predict_ring(ranks), "It is your all_gather's par: a segment for each other."),
         within=1e-6,
     )
 

@@ -138,9 +138,8 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
             what = f"{name} is stepped by {found_who}. {there}"
             return Diagnosis(what, ("from_model tells them apart by itself. Did you pass exclude?", _MAKE))
         if not math.isclose(found_lr, lr):
-            what = f"{name} has the learning rate {found_lr:g}, not {lr:g}."
             hint = "With only lr, both parts use one rate, and Muon's updates are scaled to AdamW's size."
-            return Diagnosis(what, (hint, _MAKE))
+            return Diagnosis(f"{name} has the learning rate {found_lr:g}, not {lr:g}.", (hint, _MAKE))
         if not math.isclose(found_decay, decay):
             what = f"{name} has the weight decay {found_decay:g}, not {decay:g}."
             return Diagnosis(what, ("Unless you pass one, each part keeps its own default.", _MAKE))
@@ -184,12 +183,11 @@ def check_survival(
 
     def judge(save: Callable, load: Callable) -> str | Diagnosis | None:
         _check_callable(save=save, load=load)
-        mine = Port(port().prepare, port().update, save, load)
         try:
-            life = lives.live(dp, tp, job, mine, backend, timeout)
+            life = lives.live(dp, tp, job, Port(port().prepare, port().update, save, load), backend, timeout)
         except RankFailedError as error:
             said = str(error)
-            if "save of step" in said:
+            if "not all ranks called it" in said:
                 what = "The ranks waited for each other in a save: some of them never called it."
                 hint = "Each rank holds a part of every matrix. Which ranks must call manager.save?"
                 return Diagnosis(what, (hint,))
@@ -230,9 +228,8 @@ def explain_life(life: RunLife) -> Diagnosis | None:
             what = f"{was}. The scheduler was not restored: it counts from 0 again."
             return Diagnosis(what, ("A scheduler has a state_dict(), too.",))
     if CheckpointManager(life.checkpoints).latest_step() != life.job.steps:
-        what = f"After the last step there is no checkpoint of step {life.job.steps}."
         hint = "save is called with the number of steps done. Pass that on to the manager."
-        return Diagnosis(what, (hint,))
+        return Diagnosis(f"After the last step there is no checkpoint of step {life.job.steps}.", (hint,))
     return None
 
 
@@ -261,5 +258,4 @@ def all_exercises(dp: int, tp: int, job: RunJob, backend: str) -> tuple[Exercise
     def port() -> Port:
         return Port() if ported.accepted is ... else Port(*ported.accepted)
 
-    survived = check_survival(dp, tp, job, port, backend)
-    return check_lines(), ported, survived
+    return check_lines(), ported, check_survival(dp, tp, job, port, backend)

@@ -39,10 +39,9 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     def play(assign: Callable) -> FunctionsRun:
         return run_functions(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
 
-    judge = judge_on_ranks(play, explain_functions, hint=_SIZES)
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
-    return Exercise(judge, (hint,), praise, keeps=("assign",))
+    return Exercise(judge_on_ranks(play, explain_functions, hint=_SIZES), (hint,), praise, keeps=("assign",))
 
 
 def check_gather(
@@ -51,17 +50,15 @@ def check_gather(
     """The exercise: a ``gather_fn`` for uneven and empty shards."""
 
     def play(gather: Callable) -> FunctionsRun:
-        functions = functions_of(before, gather)
-        return run_functions(dp, tp, seed, functions, "gather", backend, timeout)
+        return run_functions(dp, tp, seed, functions_of(before, gather), "gather", backend, timeout)
 
-    judge = judge_on_ranks(play, explain_functions, hint=_SIZES)
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, which may be 0.",
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): each list counts elements by rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros except on the owner.",
     )
     praise = "Each owner has the whole matrix, to the bit; every other rank has None."
-    return Exercise(judge, hints, praise, keeps=("gather",))
+    return Exercise(judge_on_ranks(play, explain_functions, hint=_SIZES), hints, praise, keeps=("gather",))
 
 
 def check_redistribute(
@@ -214,7 +211,8 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
         came = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
         yield Diagnosis(f"{where} {came}{told}", _SHAPE_HINTS)
     elif note.value.dtype != due.dtype:
-        yield Diagnosis(f"{where} {note.value.dtype} came back; the momentum's own dtype is {due.dtype}.")
+        what = f"{where} {note.value.dtype} came back; the momentum's own dtype is {due.dtype}."
+        yield Diagnosis(what, ("mine.new_empty(…) makes tensors of mine's own dtype.",))
     elif not note.value.equal(due):
         found = source_rows(note.value, due)
         picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)
@@ -328,9 +326,8 @@ def check_sent() -> Exercise:
 
 
 def quiz() -> Exercise:
-    empty = "Nine rows over eight ranks make runs of two. How many runs does that make?"
     return numbers(
-        ("empty", 3, empty),
+        ("empty", 3, "Nine rows over eight ranks make runs of two. How many runs does that make?"),
         ("step", 2, "Read the trap with the gradient again: the first step came near the right update."),
     )
 

@@ -237,9 +237,11 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
             from .replay import draw_difference  # here, because ranks import this file and need no pictures
 
-            phase = f"phase {mark.phase} ({PHASES[mark.phase - 1]})"
-            said = f"On {difference.grid}, {phase} is the first to differ: {mark.what}{stopped}"
-            return Diagnosis(said, _STEP_HINTS[mark.phase], draw_difference(difference))
+            phase, what = mark.phase, mark.what
+            if phase == 6 and mark.how == "missing" and PHASES[6] in stopped:
+                phase, what = 7, "job.apply was not called on what phase 6 left."
+            said = f"phase {phase} ({PHASES[phase - 1]}) is the first to differ: {what}{stopped}"
+            return Diagnosis(f"On {difference.grid}, {said}", _STEP_HINTS[phase], draw_difference(difference))
         return None
 
     praise = (
@@ -252,10 +254,9 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
 def quiz(plan: Plan) -> Exercise:
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     asked = "Phases 1, 2 and 7 ask once each, and phase 3 once for each matrix that is whole here."
-    whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
         ("requests", len(recording.diaries[0].sent), asked),
-        ("whole", len(recording.workers("o")), whole),
+        ("whole", len(recording.workers("o")), "In phase 4, press the button of o: on how many ranks?"),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..exercises.judge import is_text
 from ..pictures.picture import Picture
 
 NOT_PREDICTED = "You have not predicted yet."
@@ -41,6 +42,7 @@ class ComparedPrediction:
             mine = self.predicted.get(name, ...)
             said = "–" if name in self.predicted else ""
             verdict = "as you said" if is_same(mine, found) else "not as you said"
+            verdict = "a number is asked for, not a text" if is_text(mine, found) else verdict
             yield name, *((said, str(found), "") if mine is ... else (str(mine), str(found), verdict))
 
     def __repr__(self) -> str:
