@@ -2,8 +2,8 @@
 # # 00 · What does a distributed Muon step look like?
 #
 # Kimi K2, a model of a trillion parameters, was trained with Muon; in published runs, AdamW takes 1.1 to about 2 times
-# as many steps to the same loss. But Muon needs whole matrices, so how do processes that hold only pieces take a step
-# together, and end with exactly the bits of a single process?
+# as many steps as Muon to the same loss. But Muon needs whole matrices, so how do processes that hold only pieces take
+# a step together, and end with exactly the bits of a single process?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -242,8 +242,8 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# During the step each rank had the whole matrix for a moment: `X[I, J]`, with X for what Muon orthogonalizes. Colours
-# say which rank keeps a piece, and equal letters mean equal bytes.
+# During the step each rank had the whole matrix for a moment: `X[I, J]` (X: what Muon orthogonalizes). Colours say
+# which rank keeps a piece, and equal letters mean equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

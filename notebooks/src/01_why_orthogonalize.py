@@ -209,10 +209,10 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. The longest axis of the ellipse counts, so
-# divide `update` by its largest singular value. Then compute its *promise*, how far the loss would fall if the
-# gradient stayed the same: multiply each entry of the divided update by the entry of `G` in the same place, and add up
-# the products.
+# Suppose no step may move a layer's output too far, whatever the input. The output moves at most by the ellipse's
+# longest axis, so divide `update` by its largest singular value. Then compute its *promise*, how far the loss would
+# fall if the gradient stayed the same: multiply each entry of the divided update by the entry of `G` in the same
+# place, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -243,9 +243,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value times the update's strength in
-# this direction. That strength is at most 1, and `U @ Vt` reaches 1 in every direction. The dark bars show how far the
-# loss really fell:
+# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value, times how strong it is in the
+# divided update: at most 1. `U @ Vt` reaches 1 in every direction. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -365,7 +364,7 @@ print(lesson.say_rows(lesson.erase_a_byte(run)))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# It even helps, with the embedding or with the head, one at a time! So "not the embedding" is only a rule of thumb.
+# For either of them alone, it even helps! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #
@@ -379,8 +378,8 @@ print(lesson.say_extra_lanes(race))
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because many CPUs multiply bfloat16
-# slowly:
+# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because Muon multiplies in bfloat16
+# (16-bit numbers), which is slow on many CPUs:
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

@@ -271,8 +271,8 @@ print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 #
 # <details><summary>Hint</summary>
 #
-# Once the matrix is wide, call its short side s (here no singular value) and its long side l. What are the shapes in
-# each of a step's three products?
+# Lay a tall matrix on its side first. Then call the short side s and the long side l (lengths here, and no singular
+# values). What are the shapes in each of a step's three products?
 #
 # </details>
 #
@@ -351,15 +351,15 @@ lifting.check(steps_needed)
 
 # %%
 steps_needed = lifting.accepted_or(lesson.steps_needed)
-for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2, -1.5, 0.5)}.items():
+for name, triple in {"Keller Jordan's numbers, Muon's": (a, b, c), "numbers that settle at 1": (2, -1.5, 0.5)}.items():
     print(f"{name}: {steps_needed(0.001, *triple)} steps for 0.001")
-print(lesson.say_published())
+print(lesson.say_published())  # after five steps; the mean is over this gradient's values
 
 # %% [markdown]
-# As directions need only be *about* equally loud, lifting is what counts, above all early in training: of the 64
-# singular values that Newton–Schulz starts from, about thirty are below 0.01 for a gradient after 40 training steps
-# (lesson 01), but only three for one after 300 (this lesson). Polar Express and CANS lift most: their numbers change
-# from step to step, and the first `a` is above 8.
+# Directions need only be *about* equally loud, so lifting is what counts, above all early in training. Of a gradient's
+# 64 singular values, divided by the norm, about thirty are below 0.01 after 40 training steps (lesson 01), and only
+# three after 300 (this lesson). Polar Express and CANS lift most: their numbers change from step to step, and the
+# first `a` is above 8.
 #
 # ## Recap
 #

@@ -76,7 +76,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes are in all of them?
+# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes in all?
 #
 # *Easy · 3 minutes · required*
 
@@ -243,7 +243,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par is for an all_reduce of 4,096 float32 entries, made of both your halves.)
+# (Par counts both your halves together: an all_reduce of 4,096 float32 entries.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 
@@ -362,8 +362,8 @@ formulas.check(formula)
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to their
-# goal.) S is the bytes of the whole tensor. (In an all_to_all, each rank brings a piece for every rank. In its row, S
-# counts the pieces of all ranks, so one rank brings S/P.)
+# goal.) S is the bytes of the whole tensor. (The row of all_to_all is different: there, each rank brings a piece for
+# every rank. S is what all ranks bring together, so one rank brings S/P.)
 #
 # | collective | bytes |
 # |---|---|

@@ -64,8 +64,8 @@ _ = my_muon.so_far("04")
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers. The layout of this buffer of B entries (`{U_dp}`: the sum over dp is still to be
-# taken):
+# One all_reduce adds up the buffers. As layouts, for B entries (`{U_dp}`: the sum over dp is still to be taken), that
+# is:
 #
 # ```text
 # y[B]{U_dp} → y[B]      y: the flat updates
@@ -328,7 +328,7 @@ for ranks in (6, 8, 128):
 
 # %% [markdown]
 # Among 6 owners, two get all the large ones. Among 8, for which the early code was made, the work is even. The picture
-# below deals matrices out in two ways: by index, which is round robin, and on the right costliest first, each to the
+# below deals matrices out in two ways: on the left by index (round robin), on the right costliest first, each to the
 # rank with the least work so far. Which numbers of ranks suit round robin?
 
 # %%
@@ -337,8 +337,8 @@ lesson.explore_loads(live=widgets)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# With 1, 2, 4 and 8 the work is even, because each rank gets two square matrices for every large one, as the whole
-# model has. Of the picture's numbers, 6 and 12 are most uneven, because a third of the ranks get all large matrices,
+# With 1, 2, 4 and 8 the work is even, because on each rank there are two square matrices to every large one, as in the
+# whole model. Of the picture's numbers, 6 and 12 are most uneven, because a third of the ranks get all large matrices,
 # and nothing else.
 #
 # </details>

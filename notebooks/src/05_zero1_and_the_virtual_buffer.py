@@ -67,9 +67,8 @@ _ = my_muon.so_far("05")
 # weights. The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
-# 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
-#    matrix larger than that gets its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
-#    of dp.
+# 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to `bucket` entries (a parameter); a matrix
+#    larger than that gets its own. **Padding**, entries that mean nothing, fills each bucket to a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
@@ -336,8 +335,8 @@ compare({"in_last_slice": in_last_slice}, {"in_last_slice": found}, lesson.draw_
 # <details><summary>Who else cuts a list, and what a bucket is there</summary>
 #
 # A list that is cut as a whole, as in [Moonshot's paper](https://arxiv.org/abs/2502.16982), gives equal slices, too,
-# and each slice is one unbroken part of the list. A slice is long, so it travels in several pieces, and with one list
-# these are the buckets.
+# and each slice is one unbroken part of the list. A slice is too long for one message, so it travels in several
+# pieces. With one list, such a piece is called a bucket.
 #
 # </details>
 
@@ -428,7 +427,7 @@ compare({"parts": parts}, {"parts": [len(part) for part in collected[0]]})
 # </details>
 
 # %% [markdown]
-# Real jobs also cut matrices, which gives a rank two kinds of neighbours, so the next lesson asks which ranks belong
-# together.
+# Real jobs also cut weights along tp, which gives a rank two kinds of neighbours, so the next lesson asks which ranks
+# belong together.
 #
 # *Read on:* [ZeRO](https://arxiv.org/abs/1910.02054)

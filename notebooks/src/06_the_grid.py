@@ -354,8 +354,8 @@ except RankFailedError as error:
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare their lists first.
-# - After a call in the row, and then one in the column that passes on what the first brought, every rank has heard of
-#   every rank.
+# - Two calls reach everybody. In the first, each rank hears of its row, and in the second, along the column, it passes
+#   all of that on.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. Ranks that report a timeout only waited: they did
 #   nothing wrong.
@@ -370,7 +370,7 @@ except RankFailedError as error:
 measured = {
     "groups": ...,  # how many groups has this grid, rows and columns together?
     "number": ...,  # what is the group rank of the last rank in its tp group?
-    "shared": ...,  # how many ranks are in both groups of rank 0?
+    "shared": ...,  # how many ranks are in rank 0's dp group and in its tp group, too?
 }
 
 # %%

@@ -218,8 +218,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## Optional: do not keep what others keep
 #
-# After the all_reduce all ranks of a tp group hold the same y. With sequence parallelism, each has only some tokens,
-# rows of x, before and after both layers. Write its forward pass.
+# After the all_reduce all ranks of a tp group hold the same y. With sequence parallelism, each has only some tokens
+# (rows of x) before the layers, and only their y after them. Write its forward pass.
 #
 # <details><summary>What that saves</summary>
 #
@@ -271,8 +271,8 @@ tokens.check(both_layers_sp)
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
-# *matrix*, and dp the *buffer*. For each matrix, a rank leaves as much room in its buffer as the largest piece of any
-# tp rank needs, so the matrix begins at the same offset on every rank.
+# *matrix*, and dp the *buffer*. Every rank leaves room for a matrix's largest piece, even if its own is smaller, so
+# the matrix begins at the same offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -320,8 +320,8 @@ holders.check(who_holds)
 # Muon needs whole matrices. The momentum stays, but two gathers bring together the input of Newton–Schulz:
 #
 # ```text
-# over dp, the slices of a buffer          x[B_dp]    → x[B]
-# over tp, the pieces of a matrix, as in   X[I, J_tp] → X[I, J]
+# over dp, the slices of a buffer              x[B_dp]    → x[B]
+# over tp, the pieces of a matrix (columns)    X[I, J_tp] → X[I, J]
 # ```
 #
 # ## Three matrices in one
@@ -373,8 +373,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. Cut as one weight, every head is torn; one by one, some are where tp
-# does not divide their number.
+# Every shape is correct, and no error is raised. Cut as one weight, every head is torn. One by one, heads are torn
+# only if tp does not divide their number.
 #
 # <details><summary>This has happened</summary>
 #

@@ -239,7 +239,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# Rows of noise share no loud directions, so a test with `torch.randn` may pass.
+# Shards of noise share no loud direction, so a test with `torch.randn` may pass.
 #
 # ## Two matrices as one
 #
@@ -462,8 +462,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, unless a shard's
-#   cut side becomes its shorter one. In our case part of the update acts on inputs that the gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as a
+#   shard's cut side is not its shorter one. In our case part of the update acts on inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

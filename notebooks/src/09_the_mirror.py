@@ -2,7 +2,7 @@
 # # 09 · The mirror: how does every matrix find its way back?
 #
 # Ranks keep slices, and Newton–Schulz needs whole matrices, so a step joins the slices and cuts the matrices again.
-# Of the six phases that change a layout, which one cannot be undone?
+# One of a step's moves cannot be undone. Which one?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -61,7 +61,8 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# The film shows the seven **phases** of a real step. Colour and number say which rank *brought* a part.
+# The film shows the seven **phases** of a real step. Colour and number say which rank *brought* a part, or added it
+# up.
 #
 # ## Predict
 #
@@ -162,7 +163,7 @@ print(lesson.say_trip(plan, here, "o"))
 # %% [markdown]
 # Each arrow is a **hop**: it changes how *one* axis holds the tensor. A phase's hops, with the dtype that they send,
 # are its **route**. Line 5 turns the hop of line 3 around, and sends nothing, because each tp rank has o whole.
-# Suppose line 3 gathered o to one owner, at place 1 of tp: `Shard(1) → Owned(1)`. Which collective would line 5 need?
+# Suppose line 3 gathered o to one owner, at place 0 of tp: `Shard(1) → Owned(0)`. Which collective would line 5 need?
 #
 # *Easy · 2 minutes · required*
 
@@ -171,7 +172,7 @@ from_owner = ...  # "nothing", "all_gather", "broadcast" (one rank's tensor to a
 
 # %% tags=["answer"]
 print(lesson.say_hops())
-compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(1), Shard(1))})
+compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(0), Shard(1))})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
@@ -188,7 +189,7 @@ compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(1), Sha
 # %% [markdown]
 # ## Out of the bucket
 #
-# Before phase 3, each rank takes its piece of a matrix out of the flat bucket.
+# Before phase 3, take a rank's piece of a matrix out of the flat bucket, and give it its rows and columns back.
 #
 # *Easy · 2 minutes · required*
 
@@ -264,9 +265,9 @@ back.check(way_back)
 # %% [markdown]
 # ## You are the network
 #
-# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press
-# the button of its group. A real network answers in another order each time. If one order changed a bit, no run could
-# be repeated. Find one that changes the hash of the final weights: let one group race ahead.
+# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press the
+# button of its group. A real network answers in another order each time. If that changed a bit, no run could be
+# repeated. Try to find an order that changes the hash of the final weights: let one group race ahead.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
@@ -280,9 +281,9 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# A rank asks for each matrix of which its slice has a part. Where tp pieces are unequal, shorter ones are padded. A
-# slice that has only padding of a matrix counts as having a part of it, so that all ranks of a tp group ask for the
-# same matrices. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
+# A rank asks for each matrix of which its slice has a part. Where tp pieces are unequal, shorter ones are padded. If
+# all that a slice has of a matrix is padding, it still counts as having a part. Otherwise the ranks of a tp group
+# would ask for different matrices. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
 #
 # </details>
 #

@@ -114,7 +114,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 
 # %% tags=["stub"]
 def bill(total, touched, dp, tp):
-    # total: entries of a rank's whole bucket, before dp cuts it
+    # total: entries of a rank's whole bucket, with its padding, before dp cuts it
     # touched: entries of the rank's pieces of the matrices that it works on
     # gradients and weights are fp32, 4 bytes an entry; what goes to Newton–Schulz is bfloat16, 2 bytes
     return {
@@ -236,8 +236,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order. If bfloat16 then rounds one entry of o's gradient the other way, how many
-# weights change?
+# and another grid adds in another order. Newton–Schulz rounds to bfloat16. If one entry of o's gradient then rounds
+# the other way, how many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -328,8 +328,8 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes its requests, without the averaging that some
-# strategies expect beforehand. What rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes the step's requests, but not the averaging that
+# some strategies expect before it. What rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

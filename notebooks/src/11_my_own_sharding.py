@@ -78,7 +78,7 @@ def muon_step(params, momenta, owners, config, lr):
 # of the update. All ranks must call both.
 #
 # Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
-# cuts rows, as `torch.chunk` does. For this example, all dp × tp ranks share one matrix's rows, and the *last* rank
+# cuts rows, as `torch.chunk` does. For this example, *all* dp × tp ranks hold rows of one matrix, and the last rank
 # owns it:
 
 # %%
@@ -120,8 +120,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 #
 # ## Yours, on real ranks
 #
-# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices of its own, and its ranks share
-# every matrix's rows (a rank may hold none). For each matrix, name the owner by its global rank, not by its place in
+# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices of its own, and its ranks
+# divide the rows of each (one may get none). For each matrix, name the owner by its global rank, not by its place in
 # the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*

@@ -174,7 +174,7 @@ lesson.draw_schedules(dp * tp)
 # %% tags=["stub"]
 def prefetch(count, gather, work, window):
     # as one_by_one, but before you wait for matrix i, all up to i + window - 1 have been asked for
-    # keep no ticket after its wait, because it keeps its matrix
+    # drop each ticket once you have waited for it: as long as you keep a ticket, it keeps its matrix
     return ...
 
 # %%
@@ -300,13 +300,13 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Here a gather takes 2 ms, work 3 and a share 8. How fast must a share be to hide the bug?
+# Here a gather takes 2 ms, work 3 and a share 8. Up to how many milliseconds does a share hide the bug?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
 # in the picture, when does s0 begin, and when does the work end whose update goes into the same buffer?
-longest = ...  # a share's most milliseconds, a whole number, with which buffer 0 is written only after s0 has ended
+longest = ...  # the longest share, in whole milliseconds, with which buffer 0 is written only after s0 has ended
 
 # %% tags=["answer"]
 unnoticed = [share for share in range(1, 9) if not lesson.overwrites(share, dp * tp)]
@@ -354,8 +354,8 @@ compare({"longest": longest}, {"longest": max(unnoticed)})
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - A call that returns has launched something. What is computed after a wait uses the collective's result. With Gloo
-#   the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU does the
+# - A call that returns has launched something. Whatever you compute after a wait sees the collective's result. With
+#   Gloo the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU does the
 #   waiting.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
@@ -451,8 +451,8 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved more than a quarter, on two cores that all ranks shared with other programs. With nothing shared,
-# `makespan` falls from 18 times the work on a matrix to 13.
+# Window 3 saved more than a quarter, on two cores that all ranks shared with other programs. Ranks that share nothing
+# would save about as much: by your `makespan`, the step falls from 18 times the work on one matrix to 13.
 #
 # </details>
 

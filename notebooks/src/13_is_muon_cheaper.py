@@ -248,8 +248,8 @@ print(lesson.say_report())
 #
 # <details><summary>Hint</summary>
 #
-# Each run has `sum_over_names`, `kernels`, `gpu_span`, and the parts `launch`, `optimizer` and `full_step`, each with
-# `.total`. Every headline is one division.
+# Of each run, `sum_over_names`, `kernels` and `gpu_span` are times. The parts `launch`, `optimizer` and `full_step`
+# have theirs in `.total`. Every headline is one division.
 #
 # </details>
 #
@@ -257,7 +257,7 @@ print(lesson.say_report())
 
 # %% tags=["stub"]
 found = {
-    "0.57": ...,  # the communication, as the report found it: does yours come out as 0.57?
+    "0.57": ...,  # Muon's communication over AdamW's, as the report found it: your division must give 0.57
     "0.57 once": ...,  # with each collective counted once
     "1.1%": ...,  # Muon's optimizer as a part of the step, as the report found it
     "1.1% on the GPU": ...,  # the optimizer's work as a part of the GPU's time
@@ -346,7 +346,7 @@ print(lesson.say_bytes())
 # %% tags=["stub"]
 def waited(flights):
     # one collective as each of its ranks lived it: .rank, .issued (it asked) and .done, in nanoseconds
-    # a rank that is done before the last one asks has only sent: it waited for nobody
+    # a rank that is done before the last one asks waited for nobody, because it only had to send
     return ...  # {rank: nanoseconds it waited}
 
 # %%
@@ -497,7 +497,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # its part of a step: .product over .seconds of lesson.muon_step("all fp32", "layerwise")
+    "Newton–Schulz": ...,  # what part of a step it takes: of lesson.muon_step("all fp32", "layerwise"), .product / .seconds
 }
 
 # %%
@@ -561,8 +561,8 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# On slow links Muon leads later with `zero1`, and earlier with `boundary`, which sends hardly more than AdamW, in
-# fewer steps. In which settings does Muon lead if both take equally many steps?
+# On slow links Muon needs larger batches with `zero1`, but smaller ones with `boundary`. In which settings does Muon
+# lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even

@@ -103,7 +103,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 #
 # On a ring, latency would grow with the ranks: 2 (P − 1) messages, one after the other (lesson 03). So libraries
 # change to a tree, in which each doubling of the ranks adds one level. The jump comes where matrices run out. As long
-# as an owner has several matrices, they share a call; after that, every matrix needs a call of its own.
+# as an owner has several matrices, one call carries them together. After that, every matrix needs a call of its own.
 #
 # </details>
 #
@@ -344,7 +344,8 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
 zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
 # tokens × D, times D × F, times F × D: tp cuts both matrices along F, and one all_reduce sums the outputs, tokens × D
-tp_ranks = ...  # the most tp ranks with which, over network cards, it takes no longer than the products; lesson.WIDTH is F
+# in bf16: up to how many tp ranks does this all_reduce, over network cards, take no longer than the products?
+tp_ranks = ...  # a call of your most_ranks can say it; lesson.WIDTH is F
 
 # %% tags=["answer"]
 compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())

@@ -126,7 +126,7 @@ print(hang.reports[3].stack)
 
 # %% [markdown]
 # While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. It was
-# recorded earlier: its two lowest functions now stand in another file.)
+# recorded before its two lowest functions moved to another file.)
 
 # %%
 print(lesson.recorded_dump())
@@ -146,8 +146,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits in its last call. It waits for those members of
-# the call's group that have begun this call less often than it has. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits in its last call, for every rank of that call's
+# group that has begun the call less often. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -161,7 +161,7 @@ print(lesson.say_flight(hang, rank=0, last=steps))
 # %% tags=["stub"]
 def waits(logs):
     # logs[rank]: a rank's calls in order; ("load", (2, 3)) is a load that ranks 2 and 3 must make
-    return ...  # a list of pairs: (rank that waits, rank that it waits for)
+    return ...  # pairs, as a list or a set: (rank that waits, rank that it waits for)
 
 # %%
 matching.check(waits)
@@ -306,11 +306,10 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# `difference` is the largest difference over the oracle's largest entry. A forgotten factor changes an update's size
-# (its norm over the oracle's), but not its cosine with the oracle's. Other
-# data, another seed, or an earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and
-# changes both a little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another
-# order: *no bug*. The file:
+# `difference` is the largest difference, divided by the oracle's largest entry. A forgotten factor changes an update's
+# size (its norm, divided by the oracle's), but not its cosine with the oracle's. Other data, another seed, or an
+# earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and changes both a little. If size
+# and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. The file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -354,8 +353,8 @@ clinic.check("lie", repair_lie)
 #
 # <details><summary>Hint</summary>
 #
-# Which is the highest red rung in the ladder, and on which ranks? `clinic.read("A")` shows the whole file: which
-# method makes these numbers?
+# Which is the highest red rung in the ladder, and on which ranks? (`start`, above step 1, has the first weights.)
+# `clinic.read("A")` shows the whole file: which method makes these numbers?
 #
 # </details>
 #

@@ -169,7 +169,7 @@ ported.check(prepare, update)
 # %% [markdown]
 # ## Clip the whole gradient
 #
-# Clip by the norm of the *whole* gradient, as `clip_grad_norm_` does:
+# Clip by the norm of the *whole* gradient, as `clip_grad_norm_` does. Otherwise:
 
 # %%
 print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} times the allowed one")
@@ -205,7 +205,7 @@ def load(manager, model, optimizer, scheduler):
     # the loop calls it before its first step, even in a new run
     # manager.latest_step(): the newest checkpoint's step, or None
     # manager.load(model, optimizer): puts the newest back into both, and returns its extra
-    return ...  # the step to go on with, counted from 0; its batch follows from this number alone
+    return ...  # the number of the next step, counted from 0; a step's number tells the loop which batch it gets
 
 # %% [markdown]
 # Between two checkpoints the last rank kills itself, and new ranks continue on another grid with *your* `load`.
@@ -421,13 +421,13 @@ compare({"least": least, "most_work": most_work}, my_muon.best_grids(finale))
 # %% [markdown]
 # <details><summary>Which losses can be compared</summary>
 #
-# Each place along dp reads different text, so 4 × 1 has read four times as much as 1 × 4. AdamW has read the text of
-# 4 × 1, so compare only these two.
+# Each place along dp reads different text, so 4 × 1 has read four times as much as 1 × 4. AdamW has read the same text
+# as 4 × 1, so compare AdamW with 4 × 1 only.
 #
 # </details>
 #
 # Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times. Run this in a terminal, beside `my_muon_complete.py` (yours, completed):
+# `--max-restarts` times. Run this in a terminal, in the folder of `my_muon_complete.py` (your file, completed):
 
 # %%
 my_muon.show_command(steps, seed)

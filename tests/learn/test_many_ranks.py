@@ -94,7 +94,7 @@ def test_bytes_of_gradients_outlast_backward_from_that_many_ranks_on_whatever_th
 
 def test_zero3_has_the_limit_of_ddp_and_tp_is_limited_by_the_width_alone() -> None:
     limits, D, node = exercises.found_limits(), 8192, 360e9
-    assert limits == {"zero3": "as many", "tp_ranks": 4, "over NVLink": 26}
+    assert limits == {"zero3": "as many", "tp_ranks": 4, "tp_ranks over NVLink": 26}
     most = exercises.most_ranks(scaling.TOKENS, scaling.FLOPS, scaling.card())
     assert most == 446  # as the open task's solution says
     for more in (0, 1):
@@ -102,7 +102,7 @@ def test_zero3_has_the_limit_of_ddp_and_tp_is_limited_by_the_width_alone() -> No
         share = 2 * n / ranks * (ranks - 1) / scaling.card()
         forward = 2 * n * scaling.TOKENS / ranks / scaling.FLOPS
         assert (share <= forward) == (2 * share <= 2 * forward) == (more == 0)  # backward: twice both
-        for name, link in (("tp_ranks", scaling.card()), ("over NVLink", node)):
+        for name, link in (("tp_ranks", scaling.card()), ("tp_ranks over NVLink", node)):
             ranks = limits[name] + more
             products = 2 * 2 * scaling.TOKENS * D * scaling.WIDTH / ranks / scaling.FLOPS
             all_reduce = 2 * (ranks - 1) * 2 * scaling.TOKENS * D / ranks / link

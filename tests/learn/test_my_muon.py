@@ -133,7 +133,7 @@ def test_whatever_was_skipped_it_still_is_and_says_what_is_whose(
     assert others.rstrip(".").split(", ") == [name for name in NAMES if name in skipped]
     names, counts = yours.split("yours: ")[1].rstrip(")").split(" (")
     assert names.split(", ") == [name for name in NAMES if name not in skipped]
-    lines, of_all = counts.removesuffix(", with the reference's").split(" lines of ")
+    lines, of_all = counts.removesuffix(" lines").split(" of the file's ")
     assert 5 * len(names.split(", ")) < int(lines) < int(of_all) < 700
 
 
@@ -326,7 +326,7 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
     mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
     assert capsys.readouterr().out == (
         "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
-        "(37 lines of 412, with the reference's); from the reference: newton_schulz.\n"
+        "(37 of the file's 412 lines); from the reference: newton_schulz.\n"
         f"{keep.SO_FAR['06']}\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])

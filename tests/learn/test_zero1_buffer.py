@@ -68,4 +68,4 @@ def test_costs_by_bucket_size_are_compared_on_the_slowest_and_busiest_rank() -> 
 
     for last, faster in ((4.0, 1.0), (1.9, 2.1), (0.6, 6.7)):
         costs = [[cost(72, 24, 3.9), cost(6, 9, 0.1)], [cost(72, 20, 4.0), cost(6, 8, last)]]
-        assert on_ranks.found_costs(costs) == {"matrices": 24, "collectives": 6, "faster": faster}
+        assert on_ranks.found_costs(costs) == {"matrices": 24, "collectives": 6, "times faster": faster}

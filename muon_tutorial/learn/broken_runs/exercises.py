@@ -58,8 +58,7 @@ PLANTED: dict[str, tuple[Lines, ...]] = {
 SOUND = "E"
 """The one file without a mistake: only the order of a sum was changed."""
 STORIES = {
-    "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
-    "it.",
+    "hang": "Rank 2's loop ended a step before the others', so its groups waited for it.",
     "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
     "A": "Data needs a seed for each place along dp, weights need one for all. Copies agree: owners share "
     "their rows.",

@@ -114,7 +114,7 @@ def found_limits() -> dict[str, Any]:
     halves = ((2, 1), (4, 2))  # forward, backward: operations for a token and entry, shares sent meanwhile
     zero3 = min(most_ranks(TOKENS, FLOPS, card() * operations / 2 / shares) for operations, shares in halves)
     ddp, links = most_ranks(TOKENS, FLOPS, card()), {"tp_ranks": card()}
-    links["over NVLink"] = find_machine(MACHINE).inside.bandwidth
+    links["tp_ranks over NVLink"] = find_machine(MACHINE).inside.bandwidth
     found = "as many" if zero3 == ddp else "fewer" if zero3 < ddp else "more"
     return {"zero3": found, **{name: most_ranks(WIDTH, FLOPS, link) for name, link in links.items()}}
 

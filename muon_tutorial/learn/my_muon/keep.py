@@ -197,7 +197,7 @@ def say_whose(mine: MyMuon, lesson: str = "99") -> str:
     others = [name for name in due if name not in mine.blocks]
     lines = lines_of(*(mine.blocks[name].source for name in yours))
     whole = lines_of(completed(mine.blocks))
-    said = [f"yours: {', '.join(yours)} ({lines} lines of {whole}, with the reference's)"] if yours else []
+    said = [f"yours: {', '.join(yours)} ({lines} of the file's {whole} lines)"] if yours else []
     said += [f"from the reference: {', '.join(others)}"] if others else []
     broken = f"\n{FILE}, {'; '.join(mine.problems)}. The reference stands in for it." if mine.problems else ""
     return f"{FILE} so far, {'; '.join(said)}.{broken}"

@@ -68,8 +68,8 @@ def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, float]:
     """How many matrices a rank works on in the smallest buckets, how many collectives a step makes with the
     largest, and how many times faster it is then."""
     first, *_, last = (max(each.seconds for each in one_size) for one_size in zip(*costs, strict=True))
-    matrices = max(of_rank[0].worked for of_rank in costs)
-    return {"matrices": matrices, "collectives": costs[0][-1].collectives, "faster": round(first / last, 1)}
+    matrices, collectives = max(of_rank[0].worked for of_rank in costs), costs[0][-1].collectives
+    return {"matrices": matrices, "collectives": collectives, "times faster": round(first / last, 1)}
 
 
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
