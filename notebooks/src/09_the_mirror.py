@@ -2,7 +2,7 @@
 # # 09 · The mirror: how does every matrix find its way back?
 #
 # Ranks keep slices, and Newton–Schulz needs whole matrices, so a step joins the slices and cuts the matrices again.
-# One of a step's moves cannot be undone. Which one?
+# Which of its moves cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.

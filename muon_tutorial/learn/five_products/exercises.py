@@ -177,7 +177,7 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         return why(
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
             (rounded, "That is right to two digits. Compute in G's dtype, here float64, not in bfloat16."),
-            otherwise=f"{ends}, not where five steps bring them.",
+            otherwise=f"{ends}, not where five steps lead from Frobenius norm 1.",
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
     if made > 1.01 * enough:
