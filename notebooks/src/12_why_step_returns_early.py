@@ -250,14 +250,32 @@ compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **sho
 
 # %% [markdown]
 # From which window on does overlap save nothing more on 200 Mbit/s?
+#
+# *Easy · 2 minutes · required*
 
 # %%
 lesson.explore_windows(live=widgets)
 
-# %%
-for window in (1, 2, 3, 4, 6):
-    step = lesson.predict("200 Mbit/s", window)
-    print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
+# %% tags=["stub", "predict"]
+enough = ...  # play with the picture, or guess
+
+# %% tags=["answer"]
+tried = {window: lesson.predict("200 Mbit/s", window) for window in range(1, lesson.MOST + 1)}
+fastest = min(tried, key=lambda window: tried[window].milliseconds)  # the first of those that are equally fast
+shown = {f"window {w}": f"{s.milliseconds:.0f} ms, buffers up to {s.peak / 1e6:.1f} MB" for w, s in tried.items()}
+compare({"enough": enough}, {"enough": fastest, **shown})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# With a window of 4, rank 0 works without a pause. It waits only for its first bucket, and at the end for the last
+# weights, and no window can hide these two waits. With a window of 3 it still waits in the middle, for bucket 3.
+#
+# ```python
+# enough = 4
+# ```
+#
+# </details>
 
 # %% [markdown]
 # ## Find the missing wait
@@ -305,21 +323,24 @@ find.check(before, ticket)
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-# in the picture, when does s0 begin, and when does the work end whose update goes into the same buffer?
-longest = ...  # the longest share, in whole milliseconds, with which buffer 0 is written only after s0 has ended
+# the work on matrix i + 2 ends by writing the buffer of s(i): in the picture, when do s1 and the work on matrix 3 begin?
+longest = ...  # the longest share, in whole milliseconds, with which no buffer is written before its share has ended
 
 # %% tags=["answer"]
-unnoticed = [share for share in range(1, 9) if not lesson.overwrites(share, dp * tp)]
-compare({"longest": longest}, {"longest": max(unnoticed)})
+early = {share: lesson.overwrites(share, dp * tp) for share in range(1, 9)}
+shown = {f"overwritten too early with {share} ms": matrices for share, matrices in early.items() if matrices}
+compare({"longest": longest}, {"longest": max(share for share in early if not early[share]), **shown})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Three gathers come first, so s0 begins after 3 · 2 ms. Buffer 0 is written again when the work on matrix 2 ends, after
-# 2 + 3 · 3 ms. With a faster link your tests pass. Then the program goes wrong on a slower one, or on a busy one.
+# The link serves the gather of matrix i + 2 just before s(i), and the work on matrix i + 2 waits for that gather, too.
+# So both begin together, as s1 and the work on matrix 3 do, and when that work ends, the buffer is written. The rule: a
+# share must not take longer than the work. (s0 begins earlier than the work on matrix 2, so 5 ms would be short enough
+# for it alone.) With such a fast link your tests pass. Then the program goes wrong on a slower one, or on a busy one.
 #
 # ```python
-# longest = (2 + 3 * 3) - 3 * 2
+# longest = 3  # as long as the work on a matrix
 # ```
 #
 # </details>
@@ -451,7 +472,7 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved more than a quarter, on two cores that all ranks shared with other programs. Ranks that share nothing
+# Window 3 saved about a quarter, on two cores that all ranks shared with other programs. Ranks that share nothing
 # would save about as much: by your `makespan`, the step falls from 18 times the work on one matrix to 13.
 #
 # </details>

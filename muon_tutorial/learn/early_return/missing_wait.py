@@ -86,17 +86,19 @@ def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     names: dict[str, Any] = {"Start": Start, "Wait": Wait}
     exec(compile(source, "<the program>", "exec"), names)
     wrong, timeline = _first_wrong(names["program"], ranks), _timeline(names["program"], ranks, share)
-    if wrong is None:
-        return ProgramRun(wrong, timeline, None)
-    # when the next matrix overwrote the wrong matrix's buffer, if that buffer was still being sent
-    shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
-    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
-    return ProgramRun(wrong, timeline, written if written < shared.end else None)
+    return ProgramRun(wrong, timeline, _early_writes(timeline).get(wrong))
 
 
-def overwrites(share: float, ranks: int) -> bool:
-    """Whether the unchanged program writes a buffer while it is read, if sharing takes ``share`` ms."""
-    return run_program(PROGRAM, ranks, share=share).overwritten is not None
+def overwrites(share: float, ranks: int) -> list[int | None]:
+    """Matrices whose buffer the unchanged program overwrites too early, if sharing takes ``share`` ms."""
+    return list(_early_writes(run_program(PROGRAM, ranks, share=share).timeline))
+
+
+def _early_writes(timeline: StepTimeline) -> dict[int | None, float]:
+    """Matrices whose buffer is written again before their share has ended, each with that time (s)."""
+    shared = [f.end for f in timeline.flights if f.rank == 0 and f.label.startswith("share")]
+    written = [work.end for work in timeline.of(0, "product")[2:]]  # written as soon as it is computed
+    return {i: at for i, (at, end) in enumerate(zip(written, shared, strict=False)) if end - at > 1e-9}
 
 
 def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:

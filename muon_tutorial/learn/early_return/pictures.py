@@ -118,7 +118,7 @@ def draw_step(link: str, window: int) -> Picture:
 
 
 def explore_windows(live: bool = True) -> Shell | Picture:
-    still, links = draw_step("20 Mbit/s", 3), choice("link", LINKS)
+    still, links = draw_step("200 Mbit/s", 1), choice("link", LINKS)
     return play(draw_step, MOST, still, live, label="window", interval=1500, first=1, link=links)
 
 
