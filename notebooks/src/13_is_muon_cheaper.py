@@ -52,8 +52,9 @@ from torch.profiler import ProfilerActivity, profile
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.travel import travel
-from muon_tutorial.learn import cheaper as lesson
+from muon_tutorial.learn import cheaper as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
+_ = my_muon.so_far("13")
 
 # %% [markdown]
 # ## Cheaper in what?

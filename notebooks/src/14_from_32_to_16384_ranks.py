@@ -50,8 +50,9 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-from muon_tutorial.learn import many_ranks as lesson
+from muon_tutorial.learn import many_ranks as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
+_ = my_muon.so_far("14")
 
 # %% [markdown]
 # ## A grid you have not seen

@@ -24,7 +24,7 @@ lesson.hero()
 # **Eighty-five minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
 # broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have practised on real processes, with a log, a stack, a flight record and the
-# file.
+# file. A good place to stop is before *Now you*. When you come back, run all cells above it again.
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
@@ -50,9 +50,10 @@ widgets: bool = True
 import os
 os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # PyTorch's flight recorder: on, before any rank starts
 import torch
-from muon_tutorial.learn import broken_runs as lesson
+from muon_tutorial.learn import broken_runs as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), lesson.write_search()
+_ = my_muon.so_far("15")
 
 # %% [markdown]
 # ## The rank that complains did nothing wrong

@@ -178,9 +178,9 @@ def read_mine(folder: Path | None = None) -> MyMuon:
 
 
 def so_far(lesson: str, folder: Path | None = None) -> Any:
-    """The course's functions, the reader's where they exist. Prints whose they are and what they can do."""
+    """The course's functions, the reader's where they exist. Prints what they can do and whose they are."""
     mine = read_mine(folder)
-    print(say_whose(mine, lesson), SO_FAR[lesson], sep="\n")
+    print(f"With {FILE} so far, {SO_FAR[lesson]}", say_whose(mine, lesson), sep="\n")
     module = types.ModuleType("my_muon_so_far")
     with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look up their module there
         exec(compile(completed(mine.blocks), FILE, "exec"), module.__dict__)
@@ -188,19 +188,17 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 
 
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
-    """A line that says which functions of earlier lessons are the reader's, and which are the reference's.
-
-    The line also counts the reader's lines and those of the complete file.
-    """
+    """How many functions of earlier lessons and lines are the reader's, and if some are, which are not."""
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]
     others = [name for name in due if name not in mine.blocks]
-    lines = lines_of(*(mine.blocks[name].source for name in yours))
-    whole = lines_of(completed(mine.blocks))
-    said = [f"yours: {', '.join(yours)} ({lines} of the file's {whole} lines)"] if yours else []
-    said += [f"from the reference: {', '.join(others)}"] if others else []
+    lines, whole = lines_of(*(mine.blocks[name].source for name in yours)), lines_of(completed(mine.blocks))
+    said = f"all {len(due)} functions are from the reference"
+    if yours:
+        said = f"{len(yours)} of its {len(due)} functions are yours ({lines} of the file's {whole} lines)"
+    said += f"; from the reference: {', '.join(others)}" if yours and others else ""
     broken = f"\n{FILE}, {'; '.join(mine.problems)}. The reference stands in for it." if mine.problems else ""
-    return f"{FILE} so far, {'; '.join(said)}.{broken}"
+    return f"{FILE}: {said}.{broken}"
 
 
 def lines_of(*texts: str) -> int:
