@@ -387,20 +387,31 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 #    counts the optimizer's step alone.
 #
 # *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
-# all else as above and a `memory` of at most 80 GB. The command above scores 1.79 s and 50.5 GB, with `layerwise`. Par
-# is 0.9 s and 34.4 GB.
+# all else as above and a `memory` of at most 80 GB (it has no activations). The command above scores 1.79 s and
+# 50.5 GB, with `layerwise`. Par is 0.9 s and 34.4 GB.
 #
 # </details>
 #
 # <details><summary>A solution of the open task: how to get par, and what the score leaves out</summary>
 #
 # With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 3.1 GB a
-# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone. FSDP2
-# also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so the limit is the
-# 446 above. `dp_shard` is only 64, so computing can hide these gathers. tp's all_reduces stay inside a node. Over
-# NVLink they take no longer than the products up to tp=26, but they hide only if a library cuts both into pieces. All
-# of that counts bandwidth alone. With pp=8 the step falls to 0.27 s, and there the score leaves out the stages' idle
-# time.
+# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone.
+#
+# FSDP2 also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so computing can
+# hide these gathers up to the limit of 446 above, and `dp_shard` is only 64. But that limit takes a rank's 65,536
+# tokens in one pass, and `memory` has no activations. Besides attention's scores, a layer keeps about [34 bytes for
+# each token and hidden entry](https://arxiv.org/abs/2205.05198) until backward. Even if tp and sequence parallelism
+# (lesson 07) cut all of them, that makes 34 · 65,536 · 8,192 · 80 layers / 8 = 183 GB a rank, and a GPU has 80. There
+# are two ways out:
+#
+# - *Micro-batches* gather the weights anew, each with fewer tokens to hide behind. Four take 46 GB, and the limit is
+#   112. Eight take 23 GB, but the limit is 56, below 64.
+# - *Recomputing* (lesson 12) keeps only each layer's input, 2 bytes in place of 34. That is 11 GB in one pass, and
+#   2.3 GB for the layer that backward computes again.
+#
+# tp's all_reduces stay inside a node. Over NVLink they take no longer than the products up to tp=26, but they hide only
+# if a library cuts both into pieces. All of that counts bandwidth alone. With pp=8 the step falls to 0.27 s, and there
+# the score leaves out the stages' idle time.
 #
 # </details>
 
