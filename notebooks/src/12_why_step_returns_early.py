@@ -472,7 +472,7 @@ lesson.draw_slow_links(runs, with_window_3)
 # %% [markdown]
 # <details><summary>What the picture showed on the machine that drew it</summary>
 #
-# Window 3 saved about a quarter, on two cores that all ranks shared with other programs. Ranks that share nothing
+# Window 3 saved a quarter to a third, on two cores that all ranks shared with other programs. Ranks that share nothing
 # would save about as much: by your `makespan`, the step falls from 18 times the work on one matrix to 13.
 #
 # </details>
