@@ -28,6 +28,7 @@ from typing import NoReturn
 
 from ..errors import LaunchError
 from .messages import ProcessState, RankEnds
+from .process_table import die_with_parent
 from .rank_process import be_rank
 from .run_files import RunFiles
 from .signals import IGNORING, held_back
@@ -278,8 +279,9 @@ class _Server:
             packet, ends, _, _ = socket.recv_fds(family.line, 1, 2)
             if not packet:
                 break  # the launcher has given up; ``_hear`` will see that the line is closed
-            pid = os.fork()
+            server, pid = os.getpid(), os.fork()
             if pid == 0:
+                die_with_parent(server)  # the launcher may not know this rank yet, and so not kill it
                 self._become_rank(rank, ends, files)
             family.alive[pid] = rank
             family.tell(pid)

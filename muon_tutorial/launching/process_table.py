@@ -80,6 +80,15 @@ def end_with_parent(says: str) -> None:
     threading.Thread(target=_outlive, args=(parent, says), name="parent watch", daemon=True).start()
 
 
+def die_with_parent(parent: int) -> None:
+    """On Linux, let the kernel kill this process when its parent, process ``parent``, ends."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
 def _outlive(parent: int, says: str) -> NoReturn:
     while os.getppid() == parent:
         time.sleep(_PARENT_TICK)

@@ -167,6 +167,25 @@ def test_a_killed_server_takes_its_ranks_along_and_a_stopped_one_serves_tells_an
     assert stopped.startswith("rank 2 of 3 was killed by SIGKILL")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped process of its parent's end")
+def test_a_rank_of_which_only_the_killed_server_knew_ends_with_it(tmp_path) -> None:
+    script = (
+        "import os, signal\nfrom muon_tutorial.launching.process_table import die_with_parent\n"
+        "server, pid = os.getpid(), os.fork()\n"
+        "if pid == 0:\n"
+        "    die_with_parent(server)\n"
+        "    print(' pid', os.getpid(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    server = python("-c", script, folder=tmp_path)
+    assert server.stdout is not None
+    rank = int(server.stdout.readline().split()[-1])
+    assert still_running([rank], 0.1) == {rank}
+    server.kill()
+    server.wait()
+    assert not still_running([rank], WITHIN)
+
+
 def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:
     assert "[4.0, 4.0]" in said_by("-q", "-i", folder=tmp_path, typed=PROMPT)
     assert not list(tmp_path.iterdir())
