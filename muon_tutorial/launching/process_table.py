@@ -73,20 +73,23 @@ def end_with_parent(says: str) -> None:
 
     On Linux this works even if this process is stopped when the parent ends.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    _ask_for_signal(signal.SIGCONT)
     parent = os.getppid()
     threading.Thread(target=_outlive, args=(parent, says), name="parent watch", daemon=True).start()
 
 
 def die_with_parent(parent: int) -> None:
     """On Linux, let the kernel kill this process when its parent, process ``parent``, ends."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _ask_for_signal(signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
         os._exit(1)
+
+
+def _ask_for_signal(number: signal.Signals) -> None:
+    """On Linux, let the kernel send this process a signal when its parent ends."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _outlive(parent: int, says: str) -> NoReturn:

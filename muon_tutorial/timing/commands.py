@@ -51,7 +51,7 @@ LEGEND = (
     "others: waiting for ranks that have more to do; bytes: waiting for communication. inside, between: "
     "bytes sent within a node and between nodes. shares: Newton–Schulz work, relative to an even division "
     "among all ranks. held: the matrices' parameters and gradients. state: momentum and master weights. "
-    "peak: bytes that Muon's step adds at its peak. averaging: bytes that FSDP2 or DDP adds meanwhile. "
+    "peak: bytes that Muon's step adds at its peak. averaging: bytes that FSDP2 or DDP adds. "
     f"{PREDICTED}"
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

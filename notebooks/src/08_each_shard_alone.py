@@ -170,7 +170,8 @@ near.check(nearness)
 
 # %% [markdown]
 # And where does the update act? As in lesson 01, energy is measured by squares, here of the entries of `Uᵀ · update ·
-# V`. What share is on the diagonal, beside it in the square, and outside, on ignored inputs?
+# V`. What share is on the diagonal, what share elsewhere in the left square, and what share right of it, on ignored
+# inputs?
 #
 # <details><summary>Hint</summary>
 #

@@ -5,6 +5,7 @@ Each test starts a separate process, waits until its ranks report that they run,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -180,10 +181,14 @@ def test_a_rank_of_which_only_the_killed_server_knew_ends_with_it(tmp_path) -> N
     server = python("-c", script, folder=tmp_path)
     assert server.stdout is not None
     rank = int(server.stdout.readline().split()[-1])
-    assert still_running([rank], 0.1) == {rank}
-    server.kill()
-    server.wait()
-    assert not still_running([rank], WITHIN)
+    try:
+        assert still_running([rank], 0.1) == {rank}
+        server.kill()
+        server.wait()
+        assert not still_running([rank], WITHIN)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
 
 
 def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:

@@ -224,7 +224,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
         except MistakeError as mistake:  # without any `yield from`, the call runs the whole step
             raise MistakeError(f"{mistake}{_NOT_WALKED if 'generator' in str(mistake) else ''}") from None
         if not inspect.isgenerator(walk):
-            raise MistakeError("The step makes no request: phases that send need yield from travel(…).")
+            raise MistakeError("The step makes no request: a phase sends by `yield from travel(…)`.")
         walk.close()
         for grid in dict.fromkeys(((dp, tp), *STEP_GRIDS)):
             difference = first_difference(step, *grid, seed)
