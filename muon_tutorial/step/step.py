@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..engine.collective import Label, Walk
 from ..engine.order import abreast, pipeline
-from ..engine.travel import sum_over_grid
+from ..engine.sum_over_grid import sum_over_grid
 from ..errors import GradientError
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate

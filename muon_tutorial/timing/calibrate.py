@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..engine.collective import Collective, Kind, Label, Walk
-from ..engine.travel import sum_over_grid
+from ..engine.sum_over_grid import sum_over_grid
 from ..errors import LaunchTimeoutError, UsageError
 from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.predict import step_over_ones

@@ -32,7 +32,7 @@ from muon_tutorial import (
     zero1,
 )
 from muon_tutorial.engine.collective import Collective, Label
-from muon_tutorial.engine.travel import AT_ONCE
+from muon_tutorial.engine.sum_over_grid import AT_ONCE
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.formulas import WIRE_BYTES as WIRE
 from muon_tutorial.evidence.formulas import boundary_received, straddled, zero1_gather_all
