@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..errors import RequestError
 from ..plan.exchange import BufferSlice, Exchange, Parcels, SharedPart
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, HopPieces, Move, Owned, Partial, Replicate, Shard
 from .collective import IDLE, Collective, Label, Walk
+from .padding import pad_piece, pad_pieces, unpad
 from .pieces import Pieces
 
 
@@ -99,9 +99,9 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
     pieces = hop.pieces(at)
     if pieces.uneven and len(hop.shape) == 1:  # padding could multiply a flat buffer's bytes
         return (yield from _send_slice_to_all(x, hop, pieces, dtype, label))
-    send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
-    answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
-    return _unpadded(answer, hop, pieces)
+    send = pad_piece(x, pieces.size) if pieces.uneven else x.reshape(-1)
+    answer = yield Collective("all_gather", (hop.axis,), dtype, send, pieces.parts * pieces.size, label)
+    return unpad(answer, hop, pieces) if pieces.uneven else answer.reshape(hop.shape)
 
 
 def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -116,15 +116,19 @@ def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     assert isinstance(hop.dst, Owned)
     pieces, root = hop.pieces(at), hop.dst.rank
     receive = pieces.parts * pieces.size if at[hop.axis] == root else 0
-    send = _padded(x, pieces.size)
+    send = pad_piece(x, pieces.size) if pieces.uneven else x.reshape(-1)
     answer = yield Collective("gather", (hop.axis,), dtype, send, receive, label, root)
-    return _unpadded(answer, hop, pieces) if at[hop.axis] == root else answer
+    if at[hop.axis] != root:
+        return answer
+    return unpad(answer, hop, pieces) if pieces.uneven else answer.reshape(hop.shape)
 
 
 def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     assert isinstance(hop.src, Owned)
     pieces, root = hop.pieces(at), hop.src.rank
-    send = _padded_pieces(x, pieces) if at[hop.axis] == root else None
+    send = None
+    if at[hop.axis] == root:
+        send = pad_pieces(x, pieces) if pieces.uneven else x.reshape(-1)
     answer = yield Collective("scatter", (hop.axis,), dtype, send, pieces.size, label, root)
     shape = pieces.mine.shape
     return answer[: math.prod(shape)].view(shape)
@@ -147,7 +151,7 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
     pieces = hop.pieces(at)
     if pieces.uneven and len(hop.shape) == 1:  # padding could multiply a flat buffer's bytes
         return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
-    send = _padded_pieces(x, pieces)
+    send = pad_pieces(x, pieces) if pieces.uneven else x.reshape(-1)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
     shape = pieces.mine.shape
     return answer[: math.prod(shape)].view(shape)
@@ -218,35 +222,6 @@ _MOVES = {
     (Partial, Shard): _reduce_scatter,
     (Partial, Owned): _reduce_to_owner,
 }
-
-
-def _padded(x: Tensor, size: int) -> Tensor:
-    """Flatten a piece and pad it to the length of the largest, because collectives need equal pieces."""
-    return pad(x.reshape(-1), (0, size - x.numel())) if x.numel() < size else x.reshape(-1)
-
-
-def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """Return all positions' pieces, padded to the largest length, flat and one after the other."""
-    if not pieces.uneven:
-        return x.reshape(-1)
-    rows = x.new_zeros(pieces.parts, pieces.size)
-    for place, box in pieces.uneven.items():
-        rows[place, : box.numel] = x[box.slices].reshape(-1)
-    return rows.view(-1)
-
-
-def _unpadded(
-    answer: Tensor,  # [parts · size], or [parts, size]
-    hop: Hop,
-    pieces: HopPieces,
-) -> Tensor:  # hop.shape
-    """Put the whole tensor together from all positions' pieces: the opposite of ``_padded_pieces``."""
-    if not pieces.uneven:
-        return answer.reshape(hop.shape)
-    assert isinstance(hop.src, Shard)
-    rows = answer.view(pieces.parts, pieces.size)
-    boxes = pieces.uneven.items()
-    return torch.cat([rows[place, : box.numel].view(box.shape) for place, box in boxes], hop.src.dim)
 
 
 def view(buffer: Tensor, held: BufferSlice) -> Tensor:
