@@ -1,4 +1,4 @@
-"""Sets the timeout of every process group when it is made, and reads it back.
+"""Sets the timeout of every process group when it is made, reads it back, and warns of a long one.
 
 torch gives new groups a timeout of 30 minutes (10 with NCCL), even if the default group has another one.
 Under ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` a group's timeout cannot be changed later. So this module replaces
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from numbers import Real
 
@@ -20,6 +21,9 @@ from ..errors import UsageError
 
 _DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
 _LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, up to 292 years
+
+LONG_WAIT = 600.0
+"""A longer group timeout, in seconds, gets a warning. torch's defaults are 1,800 (Gloo) and 600 (NCCL)."""
 
 
 def check_timeout(timeout: object, what: str = "the timeout") -> None:
@@ -58,3 +62,17 @@ def group_timeout(group: dist.ProcessGroup) -> float:
     backend = group._get_backend(device)
     backend = getattr(backend, "wrapped_pg", backend)
     return backend.options._timeout.total_seconds()
+
+
+def warn_of_long_waits(groups: Mapping[str, dist.ProcessGroup]) -> None:
+    """Warn of axes whose group has a longer timeout than the default group."""
+    usual = group_timeout(distributed_c10d._get_default_group())
+    for axis, group in groups.items():
+        seconds = group_timeout(group)
+        if seconds > max(usual, LONG_WAIT):
+            warnings.warn(
+                f"the process group of axis {axis!r} times out after {seconds:g} s, not {usual:g} s like "
+                "the default group, so a stopped rank would hold up the others for that long: make the "
+                "mesh with build_mesh(grid)",
+                stacklevel=4,
+            )

@@ -25,6 +25,7 @@ from ..guard.gradient_hooks import GradientHooks
 from ..guard.guard import Guard, NoGuard, params_of
 from ..guard.momentum_slice import mark_slices
 from ..guard.same_on_all_ranks import count_on
+from ..launching.group_timeouts import warn_of_long_waits
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
 from ..parameters.tensor_parallel import TpDim
@@ -138,8 +139,8 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         check_options(window, compare_every, initial_values, guard)
         world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        if isinstance(world, LiveWorld):
-            world.warn_of_long_waits()
+        if isinstance(world, LiveWorld) and world.at.rank == 0:
+            warn_of_long_waits({axis: world.group((axis,)) for axis in world.grid.axes})
         make = choose_maker(strategy, world, tp_dim, window, distributed_config)
         self.world = world or NoMesh()
         steps = CurrentSteps(with_recipes(make, calibration), alone=isinstance(make, DefaultSteps))

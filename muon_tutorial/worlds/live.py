@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,8 +34,6 @@ EVERYWHERE: list[Observer] = []
 """Observers of all live worlds of this process."""
 FIRST_TAG = 1 << 30
 """The first tag for the messages of exchanges. Other users of the same groups count their tags from zero."""
-LONG_WAIT = 600.0
-"""A longer group timeout, in seconds, gets a warning. torch's defaults are 1,800 (Gloo) and 600 (NCCL)."""
 
 # torch 2.13 introduced new names, and the old names give a warning since then.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -186,19 +183,6 @@ class LiveWorld:
     @property
     def grid(self) -> Grid:
         return self.at.grid
-
-    def warn_of_long_waits(self) -> None:
-        """On the mesh's first rank, warn of groups whose timeout is longer than the default group's."""
-        usual = group_timeout(dist.distributed_c10d._get_default_group())
-        for axis in self.grid.axes if self.at.rank == 0 else ():
-            seconds = group_timeout(self.group((axis,)))
-            if seconds > max(usual, LONG_WAIT):
-                warnings.warn(
-                    f"the process group of axis {axis!r} times out after {seconds:g} s, not {usual:g} s like "
-                    "the default group, so a stopped rank would hold up the others for that long: make the "
-                    "mesh with build_mesh(grid)",
-                    stacklevel=4,
-                )
 
     def run(self, walk: Walk) -> Any:
         """Run this rank's generator to its end, and return its value. All ranks of the mesh must call it."""
