@@ -6,6 +6,7 @@
 ``iterate``             the iterations: on the matrix, or on its Gram matrix
 ``gram``                the iteration on a Gram matrix that is summed over ranks
 ``packed_symmetric``    one triangle of a symmetric matrix, packed
+``full_float32``        keeps fp32 products in fp32
 ``symmetric_products``  products into existing memory; about half of a large symmetric product is computed
 ``workspace``           the memory that iterations reuse
 ``choices``             what ``"auto"`` chose for each shape, as text

@@ -20,10 +20,11 @@ from ..errors import UsageError
 from ..newton_schulz import zeropower_via_newtonschulz
 from .checked_recipe import Form, Recipe, flops
 from .choices import CANDIDATES, Shape, shape_of
+from .full_float32 import full_float32
 from .iterate import orthogonalize
 from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
 from .stack_sizes import LEAST_STACKED
-from .symmetric_products import LEAST_SYMMETRIC, full_float32, symmetric_share
+from .symmetric_products import LEAST_SYMMETRIC, symmetric_share
 from .workspace import Workspace
 
 LARGEST_SIDE = 768

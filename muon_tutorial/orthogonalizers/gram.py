@@ -24,10 +24,11 @@ from ..errors import UsageError
 from ..newton_schulz import Triple, coefficients_per_step
 from .checked_recipe import Recipe
 from .choices import is_auto
+from .full_float32 import full_float32
 from .iterate import gram_polynomial
 from .named import RECIPES, STOCK, find_recipe
 from .packed_symmetric import pack_symmetric, unpack_symmetric
-from .symmetric_products import full_float32, multiply, symmetric_multiply
+from .symmetric_products import multiply, symmetric_multiply
 from .workspace import Workspace
 
 DIFFERENCE = 0.05

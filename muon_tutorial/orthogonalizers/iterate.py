@@ -10,8 +10,9 @@ from torch import Tensor
 from ..newton_schulz import DEFAULT_EPS, check_matrix
 from .checked_recipe import Polynomial, Recipe
 from .completed_squares import evaluate
+from .full_float32 import full_float32
 from .stack_sizes import buffer_shapes, run_length
-from .symmetric_products import full_float32, multiply, symmetric_multiply, symmetric_share
+from .symmetric_products import multiply, symmetric_multiply, symmetric_share
 from .workspace import Workspace
 
 TILE = 32

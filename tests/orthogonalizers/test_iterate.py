@@ -17,10 +17,11 @@ from muon_tutorial import KELLER_JORDAN
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.orthogonalizers import iterate, stack_sizes
 from muon_tutorial.orthogonalizers.checked_recipe import Recipe, flops
+from muon_tutorial.orthogonalizers.full_float32 import onednn_is_faster
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
 from muon_tutorial.orthogonalizers.stack_sizes import RUN_BYTES, run_length
-from muon_tutorial.orthogonalizers.symmetric_products import onednn_is_faster, symmetric_share
+from muon_tutorial.orthogonalizers.symmetric_products import symmetric_share
 from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 from scripts.result_files import bf16_flags
 

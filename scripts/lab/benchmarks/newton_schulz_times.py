@@ -19,10 +19,11 @@ from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDA
 from muon_tutorial.orthogonalizers.calibration import Calibration
 from muon_tutorial.orthogonalizers.checked_recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
+from muon_tutorial.orthogonalizers.full_float32 import full_float32
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
 from muon_tutorial.orthogonalizers.stack_sizes import run_length, runs_of_equals
-from muon_tutorial.orthogonalizers.symmetric_products import full_float32, symmetric_share
+from muon_tutorial.orthogonalizers.symmetric_products import symmetric_share
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
 from .turns import in_milliseconds, take_turns
