@@ -8,4 +8,5 @@
 ``assign``       assigns matrices to ranks
 ``rounds``       which matrices are worked on at the same time
 ``strategies``   builders that turn matrices and a grid into a plan
+``supported_shardings``  which strategies support FSDP2, and which only tensor parallelism
 """

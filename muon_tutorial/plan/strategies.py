@@ -31,6 +31,7 @@ from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
 from .matrix import Cut, Matrix, Part, SummedGram
 from .rounds import Job, Limit, fill_rounds
+from .supported_shardings import check_sharding
 
 WIRE = torch.bfloat16
 ROUND_BYTES = 25_000_000
@@ -267,7 +268,7 @@ def owner(
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
     """
     rounds = _owned_rounds(grid.axes, grid, assign)
-    return _plan("owner", matrices, grid, "averaged", rounds, round_bytes, any_cut=True)
+    return _plan("owner", matrices, grid, "averaged", rounds, round_bytes)
 
 
 def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
@@ -279,7 +280,7 @@ def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: in
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
     rounds = _owned_rounds(axes, grid, "longest_first")
-    return _plan("owner_per_replica", matrices, grid, "averaged", rounds, round_bytes, any_cut=True)
+    return _plan("owner_per_replica", matrices, grid, "averaged", rounds, round_bytes)
 
 
 STRATEGIES: dict[str, Builder] = {
@@ -369,20 +370,8 @@ def _plan(
     expects: Literal["local", "averaged"],
     rounds: RoundMaker,
     round_bytes: int,
-    any_cut: bool = False,
 ) -> Plan:
-    cut = [(matrix.name, axis) for matrix in matrices for axis in matrix.axes if axis != "tp"]
-    if cut and not any_cut:
-        raise StrategyError(
-            f"{cut[0][0]} is sharded along {cut[0][1]!r}: strategy {name!r} needs parameters that only "
-            "'tp' cuts. Strategy \"owner\" supports FSDP2 and any other sharding"
-        )
-    others = [axis for axis in grid.axes if axis not in ("dp", "tp") and grid.size(axis) > 1]
-    if others and expects == "local":
-        raise StrategyError(
-            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp', but would not "
-            f"average over {others[0]!r} of the grid {grid}. Name the mesh's axes 'dp' and 'tp'"
-        )
+    check_sharding(name, matrices, grid, expects)
     buckets: list[Bucket] = []
     buffers = by_buffer(matrices)
     limit = Limit.of(round_bytes, len(buffers))
