@@ -16,7 +16,6 @@ from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED, named_params
 from ..plan.matrix import Parts
-from ..plan.strategies import Plan
 
 
 def plain_number(value: Any) -> Any:
@@ -43,16 +42,6 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
     check_orthogonalize(group)
-
-
-def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ``UsageError`` if a matrix stays cut, but its group's recipe has no Gram form."""
-    if plan.strategy == "gram":
-        from ..orthogonalizers.gram import gram_recipe
-
-        entries = (entry for bucket in plan.buckets for entry in bucket.entries)
-        for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
-            gram_recipe(groups[number])
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:

@@ -49,7 +49,8 @@ from ..step.parameter_state import local_part, same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh, gather_objects
 from .changed_parameters import Changed, SeenGradients, check_flattened
-from .check_hyperparameters import check_gram_recipes, check_numbers
+from .check_hyperparameters import check_numbers
+from .check_strategy import check_gram_recipes
 from .compare_replicas import (
     broadcast_parameters,
     compare_gradients,

@@ -5,25 +5,22 @@ The plan is compared across ranks once, when it is made. If ranks differ, all of
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
 from ..guard.changed_parameters import check_momentum
-from ..guard.check_hyperparameters import check_gram_recipes
+from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_own_memory
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices
 from ..parameters.tensor_parallel import TpDim, kept_indices
 from ..plan.strategies import Builder, Plan, describe_plan, find_builder
-from ..step.parameter_state import ParameterState, local_part
+from ..step.parameter_state import ParameterState
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.compare_plans import check_same
@@ -83,8 +80,8 @@ def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim
         def make() -> Plan:
             plan = builder(describe_matrices(groups, world.at, tp_dim, indices), world.grid)
             if plan.expects == "local":
-                _check_no_ddp(plan.strategy, groups)
-                _check_own_memory(plan.strategy, groups)
+                check_no_ddp(plan.strategy, groups)
+                check_own_memory(plan.strategy, groups)
             check_gram_recipes(plan, groups)
             return plan
 
@@ -150,42 +147,6 @@ def choose_maker(
 
 def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
     return before[index].agreed if index < len(before) else ()
-
-
-def _check_own_memory(strategy: str, groups: Groups) -> None:
-    """Refuse parameters that share memory, such as a transposed view: one update would be lost."""
-    first: dict[int, str] = {}
-    for name, param, _ in all_named(groups):
-        local = local_part(param.detach())
-        other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
-        if other != name:
-            raise StrategyError(
-                f"{name} and {other} share memory, so strategy {strategy!r} would lose one of the two "
-                "updates: give each its own memory, or make them one parameter"
-            )
-
-
-def _check_no_ddp(strategy: str, groups: Groups) -> None:
-    """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
-
-    Nothing in a parameter shows that DDP wraps it. So once per plan this function searches all live Python
-    objects for DDP modules. It compares types, because ``isinstance`` would take 0.2 s.
-    """
-    if not dist.is_initialized():
-        return
-    kinds = _subclasses(DistributedDataParallel)
-    modules = [thing for thing in gc.get_objects() if type(thing) in kinds]
-    wrapped = {id(param) for module in modules for param in module.parameters()}
-    for name, param, _ in all_named(groups):
-        if id(param) in wrapped:
-            raise StrategyError(
-                f"{name} belongs to a DistributedDataParallel module, which averages its gradient; "
-                f"strategy {strategy!r} would average it again: leave DDP out, or take 'round_robin'"
-            )
-
-
-def _subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 
 def parameter_states(groups: Groups, state: State) -> list[ParameterState]:
