@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..decay_and_add import ADJUST_LR_FNS
-from ..errors import NotAMatrixError, UsageError
+from ..errors import UsageError
 from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
-from ..parameters.describe_matrices import FLATTENED, named_params
-from ..plan.matrix import Parts
 
 
 def plain_number(value: Any) -> Any:
@@ -83,31 +80,3 @@ def _all_finite(values: Any) -> bool:
     if isinstance(values, (list, tuple)):
         return all(map(_all_finite, values))
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
-
-
-def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Raise ``NotAMatrixError`` if some parameters are not dense real matrices. The message names them."""
-    wrong = [
-        f"{name} ({complaint})"
-        for name, param in named_params(group, index)
-        if (complaint := _why_not_a_matrix(param, group.get("parts")))
-    ]
-    if wrong:
-        flat = any(hasattr(param, "_fsdp_flattened") for param in group["params"])
-        remedy = (
-            "split_parameters(model) sorts a model's parameters into those for Muon and those for "
-            "torch.optim.AdamW; a stack of matrices or a convolution can stay, in a group with "
-            'parts="stack" or parts="flatten"'
-        )
-        raise NotAMatrixError(
-            f"Muon takes only matrices; these are not: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
-        )
-
-
-def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
-    stacked = parts in ("stack", "flatten") or (isinstance(parts, tuple) and parts[:1] == ("stack",))
-    if param.ndim != 2 and (not stacked or param.ndim < 2):
-        return f"shape {tuple(param.shape)}"
-    if param.is_complex():
-        return "complex"
-    return "sparse" if param.layout is not torch.strided else ""

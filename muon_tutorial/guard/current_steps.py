@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from ..parameters.describe_matrices import check_matrices
 from ..plan.strategies import Plan
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changed_parameters import Changed, MadeFor, check_alternation, drop_replaced, follow_changes
-from .check_hyperparameters import check_matrices
 
 if TYPE_CHECKING:
     from ..callbacks.callback_step import CallbackStep

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
-from ..guard.check_hyperparameters import check_hyperparameters, check_matrices, check_options
+from ..guard.check_hyperparameters import check_hyperparameters, check_options
 from ..guard.current_steps import CurrentSteps, MeshStep
 from ..guard.gradient_hooks import GradientHooks
 from ..guard.guard import Guard, NoGuard, params_of
@@ -28,6 +28,7 @@ from ..guard.same_on_all_ranks import count_on
 from ..launching.group_timeouts import warn_of_long_waits
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
+from ..parameters.describe_matrices import check_matrices
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
 from ..plan.rounds import IN_FLIGHT

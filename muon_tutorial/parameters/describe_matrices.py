@@ -1,16 +1,17 @@
-"""Describes an optimizer's parameters as the matrices of a plan. It reads only metadata."""
+"""Describes an optimizer's parameters as the matrices of a plan, and refuses others. It reads only metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..errors import UsageError
+from ..errors import NotAMatrixError, UsageError
 from ..plan.grid import Coordinate
-from ..plan.matrix import Matrix, split_parts
+from ..plan.matrix import Matrix, Parts, split_parts
 from ..step.parameter_state import gradient_dtype, group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
 from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim
@@ -73,3 +74,31 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
 def all_named(groups: Sequence[Group]) -> list[tuple[str, Tensor, Group]]:
     """Return the parameters of all groups, each with its name, as in ``named_params``, and its group."""
     return [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]
+
+
+def check_matrices(group: Mapping[str, Any], index: int) -> None:
+    """Raise ``NotAMatrixError`` if some parameters are not dense real matrices. The message names them."""
+    wrong = [
+        f"{name} ({complaint})"
+        for name, param in named_params(group, index)
+        if (complaint := _why_not_a_matrix(param, group.get("parts")))
+    ]
+    if wrong:
+        flat = any(hasattr(param, "_fsdp_flattened") for param in group["params"])
+        remedy = (
+            "split_parameters(model) sorts a model's parameters into those for Muon and those for "
+            "torch.optim.AdamW; a stack of matrices or a convolution can stay, in a group with "
+            'parts="stack" or parts="flatten"'
+        )
+        raise NotAMatrixError(
+            f"Muon takes only matrices; these are not: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
+        )
+
+
+def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
+    stacked = parts in ("stack", "flatten") or (isinstance(parts, tuple) and parts[:1] == ("stack",))
+    if param.ndim != 2 and (not stacked or param.ndim < 2):
+        return f"shape {tuple(param.shape)}"
+    if param.is_complex():
+        return "complex"
+    return "sparse" if param.layout is not torch.strided else ""
