@@ -19,11 +19,11 @@ from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices
 from ..parameters.tensor_parallel import TpDim, kept_indices
-from ..plan.strategies import Builder, Plan, describe_plan, find_builder
+from ..plan.strategies import Builder, Plan, find_builder
 from ..step.parameter_state import ParameterState
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
-from ..worlds.compare_plans import check_same
+from ..worlds.compare_plans import check_same, describe_plan
 from ..worlds.live import LiveWorld, NoMesh
 
 if TYPE_CHECKING:

@@ -304,35 +304,6 @@ def find_builder(strategy: str | Builder) -> Builder:
     return STRATEGIES[strategy]
 
 
-def describe_plan(plan: Plan) -> list[str]:
-    """Return lines that must be the same on all ranks: one for the plan, one per bucket, one per matrix."""
-    routes = [
-        f"bucket {bucket.index}, round {bucket.round}, routes: "
-        f"gradient {bucket.gradient}; compute {bucket.compute}; parameter {bucket.parameter}"
-        for bucket in plan.buckets
-    ]
-    layouts = [
-        f"bucket {bucket.index} exchanges {type(move.src).__name__} for {type(move.dst).__name__}"
-        for bucket in plan.buckets
-        for route in (bucket.gradient, bucket.compute, bucket.parameter)
-        for move in route.hops
-        if isinstance(move, Exchange)
-    ]
-    return [f"strategy {plan.strategy} on {plan.grid}", *routes, *layouts] + [
-        f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
-        f"cut {_cut_text(entry.matrix)}, in bucket {bucket.index} at {entry.offset}, "
-        f"worked on by {'×'.join(bucket.axes)} positions {entry.workers.start} to {entry.workers.stop - 1}"
-        f"{'' if entry.gram is None else ', by its Gram matrix'}"
-        for bucket in plan.buckets
-        for entry in bucket.entries
-    ]
-
-
-def _cut_text(matrix: Matrix) -> str:
-    cuts = (f"{axis} along {cut.dim} {cut.sizes or ''}".strip() for axis, cut in matrix.cuts)
-    return ", ".join(cuts) or "nowhere"
-
-
 def plan_imbalance(plan: Plan) -> float:
     """Return the busiest rank's Newton–Schulz work, as a multiple of a fair share. 1.0 is perfect balance.
 

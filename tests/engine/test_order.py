@@ -11,9 +11,10 @@ from muon_tutorial import Grid, LocalWorld, Matrix, Shard
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.errors import RequestError
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.plan.strategies import Plan, describe_plan, zero1
+from muon_tutorial.plan.strategies import Plan, zero1
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.step import PlanStep
+from muon_tutorial.worlds.compare_plans import describe_plan
 from muon_tutorial.worlds.shadow import requests_of
 
 from ..plan.cases import Case, cases
