@@ -5,6 +5,7 @@ A host is the code around the optimizer: a training loop, or a library such as L
 ``guard``                  the checks before and after each step, as a state machine
 ``same_on_all_ranks``      the texts that must be the same on all ranks in a step
 ``check_hyperparameters``  types and ranges of a group's settings
+``check_clipping``          which gradients cannot be averaged or clipped together
 ``check_strategy``         refuses DDP, shared memory and recipes that do not fit the strategy
 ``changed_parameters``     finds parameters, state and gradients that a host has replaced, moved or changed
 ``current_steps``          the current steps, made anew when a host has changed their parameters

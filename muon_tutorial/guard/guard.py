@@ -44,11 +44,11 @@ from ..step.agreement import (
     checksum,
     compare_fingerprints,
 )
-from ..step.clipping import sharded_dims
 from ..step.parameter_state import local_part, same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh, gather_objects
 from .changed_parameters import Changed, SeenGradients, check_flattened
+from .check_clipping import refused_beside, the_plan_step, warn_of_copies
 from .check_hyperparameters import check_numbers
 from .check_strategy import check_gram_recipes
 from .compare_replicas import (
@@ -64,17 +64,6 @@ from .same_on_all_ranks import dimensions, facts
 
 if TYPE_CHECKING:
     from ..worlds.local import LocalMesh
-
-Named = Sequence[tuple[str, Tensor]]
-
-CLIP_BY_HAND = (
-    "ready_gradients() cannot clip gradients on several meshes, with a config's own functions, or of plain "
-    "parameters beside shards that were cut by hand: before step(), clip by the norm of the whole model. "
-    "torch.nn.utils.clip_grad_norm_ does so only for whole parameters, or DTensors on one mesh. Otherwise, "
-    "get each mesh's norm from torch.nn.utils.get_total_norm (for plain shards, each rank's, and add up "
-    "their squares over the ranks), take the root of the sum of the squares, and pass it to "
-    "torch.nn.utils.clip_grads_with_norm_ for each mesh"
-)
 
 
 class State(Enum):
@@ -108,7 +97,7 @@ class Guard:
     broadcasts: bool = False
     number: int = 0
     companions: tuple[torch.optim.Optimizer, ...] = ()
-    unstepped: Named = ()
+    unstepped: Sequence[tuple[str, Tensor]] = ()
     beside: Sequence[Tensor] = ()
     state: State = State.OPEN
     readied: SeenGradients = field(default_factory=SeenGradients)
@@ -130,7 +119,7 @@ class Guard:
         All ranks of the mesh must call this when the optimizer is made, and when it gets a companion.
         """
         steps = self.current_steps(optimizer)
-        if (error := _refused_beside(steps, self.companions_params())) is not None:
+        if (error := refused_beside(steps, self.companions_params())) is not None:
             raise error
         for mesh in steps:
             if isinstance(mesh.world, LiveWorld) and mesh.step.ranks.device.type != "meta":
@@ -240,9 +229,9 @@ class Guard:
             return norm
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
-        error = error or _refused_beside(self.steps.made, beside, max_norm)
+        error = error or refused_beside(self.steps.made, beside, max_norm)
         if max_norm is not None and not self.has_warned_of_copies:
-            self.has_warned_of_copies = _warn_of_copies(self.steps.made, beside)
+            self.has_warned_of_copies = warn_of_copies(self.steps.made, beside)
         call = f"ready_gradients(max_norm={max_norm})"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
@@ -533,71 +522,6 @@ def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
     """Return the ``others`` that are not among ``some``, without duplicates."""
     known = {id(param) for param in some}
     return [param for key, param in {id(param): param for param in others}.items() if key not in known]
-
-
-def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
-    """Return the step over a plan, if there is exactly one.
-
-    Raises:
-        UsageError: there is no step over a plan, or there are several meshes.
-    """
-    if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
-        raise UsageError(CLIP_BY_HAND)
-    return steps[0].step
-
-
-def _refused_beside(
-    steps: Sequence[MeshStep], params: Sequence[Tensor], max_norm: float | None = None
-) -> UsageError | None:
-    """Return an error if ``params``, which Muon does not step, cannot be averaged or clipped with its own.
-
-    This looks once at each kind of DTensor, and at the ranks that hold the pieces of this rank's copy.
-    """
-    plain = [it for it in params if not isinstance(it, DTensor)]
-    if max_norm is not None and plain and _axes_cut_by_hand(steps) - {"tp"}:
-        return UsageError(CLIP_BY_HAND)
-    worlds = [mesh.world for mesh in steps if isinstance(mesh.world, LiveWorld)]
-    if not worlds:
-        return None
-    inside, at = worlds[0].mesh.mesh.flatten(), worlds[0].at
-    averaged = {*inside[list(at.group("dp"))].tolist()} if any(it.step.averages for it in steps) else set()
-    kinds = {(it.device_mesh, (*sharded_dims(it),)): it for it in params if isinstance(it, DTensor)}
-    for (mesh, cuts), param in kinds.items():
-        places = enumerate(mesh.get_coordinate() or ())
-        pieces = mesh.mesh[tuple(slice(None) if dim in cuts else place for dim, place in places)]
-        ranks = {*pieces.flatten().tolist()}
-        if len(ranks & averaged) > 1:
-            return UsageError(
-                f"a DTensor of shape {tuple(param.shape)} is cut over dp, so its gradient is averaged "
-                "already, and this Muon would average its pieces with each other: give it to an optimizer "
-                "of its own, or shard all parameters and leave out strategy= and mesh="
-            )
-        if max_norm is not None and not ranks <= {*inside.tolist()}:
-            return UsageError(CLIP_BY_HAND)
-    return None
-
-
-def _axes_cut_by_hand(steps: Sequence[MeshStep]) -> set[str]:
-    """Return the axes that cut plain matrices of Muon. They may cut plain parameters of AdamW, too."""
-    plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
-    shards = [(it.at, shard) for it in plans for shard in it.momentum_shards.values()]
-    plain = [(at, its.shards[0]) for at, its in shards if not isinstance(its.parameter.param, DTensor)]
-    return {axis for at, it in plain for axis, _ in it.entry.matrix.cuts if at.size(axis) > 1}
-
-
-def _warn_of_copies(steps: Sequence[MeshStep], params: Sequence[Tensor]) -> bool:
-    """Warn, and return True, if a norm counts parameters as copies along tp that tp may have cut."""
-    plain = [it for it in params if not isinstance(it, DTensor)]
-    unsaid = [it for it in plain if getattr(it, "partition_dim", None) is None]
-    warns = bool(unsaid) and "tp" in _axes_cut_by_hand(steps)
-    if warns:
-        warnings.warn(
-            f"tp cuts this Muon's matrices by hand, and {len(unsaid)} of AdamW's parameters have no "
-            "partition_dim, so the norm counts them as copies along tp: set partition_dim on each, to the "
-            "dimension that tp cuts, or to -1",
-            stacklevel=4,
-        )
-    return warns
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
 from ..engine.travel import all_reduce
-from ..guard.guard import params_of, the_plan_step
+from ..guard.check_clipping import the_plan_step
+from ..guard.guard import params_of
 from ..optimizer.audit import Audit, audit, joined
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW

@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
 from ..evidence.memory import tensor_bytes
-from ..guard.guard import the_plan_step
+from ..guard.check_clipping import the_plan_step
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
