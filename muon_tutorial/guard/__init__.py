@@ -11,5 +11,6 @@ A host is the code around the optimizer: a training loop, or a library such as L
 ``current_steps``          the current steps, made anew when a host has changed their parameters
 ``compare_replicas``       ranks compare their copies of parameters and state, or take the first rank's
 ``gradient_hooks``         marks gradients that are not averaged yet, and can send them during backward
+``gradient_warnings``      warns of missing gradients, and of another optimizer's that are not averaged
 ``momentum_slice``         marks a rank's slice of the momentum in a saved state
 """

@@ -1,4 +1,4 @@
-"""Checks that a strategy fits the parameters and recipes; ``plan/supported_shardings.py`` has their shardings."""
+"""Checks that a strategy fits the parameters and recipes; for shardings see ``plan/supported_shardings.py``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ nothing: it counts the step, and looks at the gradients that it has used.
 
 from __future__ import annotations
 
-import gc
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -31,35 +30,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..orthogonalizers.choices import check_orthogonalize
-from ..parameters.describe_matrices import FLATTENED
-from ..step.agreement import (
-    NOTHING_TO_COMPARE,
-    Fingerprint,
-    agree_on_overflow,
-    checksum,
-    compare_fingerprints,
-)
-from ..step.parameter_state import local_part, same_tensors
+from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
+from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, NoMesh, gather_objects
+from ..worlds.live import LiveWorld, NoMesh
 from .changed_parameters import Changed, SeenGradients, check_flattened
 from .check_clipping import refused_beside, the_plan_step, warn_of_copies
 from .check_hyperparameters import check_numbers
 from .check_strategy import check_gram_recipes
-from .compare_replicas import (
-    broadcast_parameters,
-    compare_gradients,
-    compare_in_process,
-    compare_replicas,
-    is_dense,
-)
+from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .gradient_hooks import GradientHooks
+from .gradient_warnings import warn_of_no_gradients, warn_of_others_gradients
 from .same_on_all_ranks import dimensions, facts
 
 if TYPE_CHECKING:
@@ -181,9 +167,9 @@ class Guard:
             self.compares_gradients = compare_gradients(steps, again=not begins)
         self.compared = self.compared | present
         if self.steps_done == 0:
-            _warn_of_no_gradients(params_of(optimizer), self.companions_params())
+            warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
-                _warn_of_others_gradients(params_of(optimizer), self.world)
+                warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
@@ -526,51 +512,3 @@ def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
     return torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
-
-
-def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-    """Warn if the first step would do nothing, perhaps because the model's parameters were replaced.
-
-    Raises:
-        UsageError: the gradients belong to flat parameters of FSDP1.
-    """
-    trained = [param for param in params if param.requires_grad] or [*params, *beside]
-    if trained and not any(param.grad is not None for param in trained):
-        flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
-        if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
-            raise UsageError(
-                f"a flat parameter has the gradients, and this Muon's parameters have none: {FLATTENED}"
-            )
-        warnings.warn(
-            "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
-            "the optimizer was made, make the optimizer afterwards, over the model's current parameters",
-            stacklevel=4,
-        )
-
-
-def _warn_of_others_gradients(params: Sequence[Tensor], world: LiveWorld) -> None:
-    """Warn if an optimizer beside this Muon has gradients that nothing has averaged over dp.
-
-    Nothing in a parameter names its optimizers, so this searches all live objects once. DTensors that dp may
-    cut are left out. All ranks must call it.
-    """
-    things, dp = gc.get_objects(), world.mesh.mesh.flatten()[list(world.at.group("dp"))]
-    guards = [it for it in things if issubclass(type(it), Guard)]
-    own = [*params, *(param for it in guards for param in (*it.used.params, *it.companions_params()))]
-    optimizers = [it for it in things if issubclass(type(it), torch.optim.Optimizer)]
-    groups = [group for it in optimizers for group in getattr(it, "param_groups", ())]
-    total = 0
-    for param in without(own, (param for group in groups for param in group["params"])):
-        cut = isinstance(param, DTensor) and torch.isin(dp, param.device_mesh.mesh).sum() > 1
-        grad = param.grad
-        known = grad is not None and type(grad) in (Tensor, DTensor) and not grad.is_meta
-        if grad is not None and known and is_dense(grad) and not cut:
-            total += int(checksum(local_part(grad)))
-    if len({*gather_objects(total, world.group(("dp",)))}) > 1:
-        warnings.warn(
-            "another optimizer's gradients are not the same on all ranks along dp, and this Muon averages "
-            "only its own. Put both optimizers into one MuonWithAdamW(muon, adamw), or call "
-            "muon.ready_gradients(rest=…) before each step. If you average them after muon.step(), or each "
-            "rank has parameters of its own, ignore this",
-            stacklevel=4,
-        )

@@ -1,4 +1,4 @@
-"""Describes an optimizer's parameters as the matrices of a plan, and refuses others. It reads only metadata."""
+"""Describes an optimizer's parameters as a plan's matrices, and refuses others. It reads only metadata."""
 
 from __future__ import annotations
 
