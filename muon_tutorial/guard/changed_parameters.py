@@ -193,22 +193,6 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
             )
 
 
-def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Raise ``UsageError`` if a loaded momentum has another shape than its parameter.
-
-    Steps that store slices of the momentum do not call this.
-    """
-    for name, param, _ in all_named(groups):
-        entry = state.get(param, {})
-        momentum = entry.get("momentum_buffer")
-        if momentum is not None and momentum.shape != param.shape:
-            whose = "one rank's slice, saved with a strategy" if "kept" in entry else "another parameter's"
-            raise UsageError(
-                f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
-                f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from any grid"
-            )
-
-
 def check_moments(adamw: torch.optim.AdamW) -> None:
     """Raise ``UsageError`` if a parameter has another dtype, device or shape than its AdamW moments.
 
@@ -222,27 +206,6 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
                 f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
                 f"{FLATTENED if hasattr(param, '_fsdp_flattened') else remedy}"
             )
-
-
-def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Raise ``UsageError`` if a moment is not finite, or if a step count or average of squares is negative.
-
-    This reads all moments, so it is called only after a load.
-    """
-    for name, param, _ in all_named(groups):
-        entry = state.get(param, {})
-        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
-            held = local_part(torch.as_tensor(entry.get(key, 0.0)))
-            numbers = torch.view_as_real(held) if held.is_complex() else held
-            if numbers.is_meta or not numbers.numel():
-                continue
-            least, most = (float(end) for end in numbers.aminmax())
-            if not (math.isfinite(least) and most < math.inf and (least >= 0 or key == "exp_avg")):
-                must = "must be finite" if key == "exp_avg" else "must be finite and not negative"
-                raise UsageError(
-                    f"AdamW's {key} of {name} {must}, but its elements go from {least:g} to {most:g}; "
-                    "nothing was changed"
-                )
 
 
 def _say(tensor: Tensor) -> str:

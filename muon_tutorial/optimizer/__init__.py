@@ -7,7 +7,7 @@
 ``split_table``    the result of ``split_parameters``: groups for both optimizers, and a table
 ``make_steps``         makes an optimizer's steps, one for each mesh that its parameters lie on
 ``config_steps``       makes the steps of an optimizer with a ``DistributedConfig``
-``load_state``         prepares a saved state for loading: matches parameters by name, completes groups
+``load_state``         prepares a saved state for loading: matches parameters by name, checks its contents
 ``other_packages``     converts momentum from and to the formats of other packages
 ``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``
 ``combined_state``     shows the states and the groups of two optimizers as one

@@ -20,7 +20,6 @@ from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import INDEPENDENT
 from ..engine.collective import Walk
 from ..errors import TutorialError
-from ..guard.changed_parameters import check_momentum
 from ..guard.current_steps import Groups, MeshStep, State
 from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters
@@ -32,6 +31,7 @@ from ..step.parameter_state import group_parts, same_tensors
 from ..step.step import PlanStep
 from ..worlds.compare_plans import check_same
 from ..worlds.live import LiveWorld, NoMesh
+from .load_state import check_momentum
 from .make_steps import agreed, parameter_states, plan_step
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import StrategyError
-from ..guard.changed_parameters import check_momentum
 from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_own_memory
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
@@ -25,6 +24,7 @@ from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.compare_plans import check_same, describe_plan
 from ..worlds.live import LiveWorld, NoMesh
+from .load_state import check_momentum
 
 if TYPE_CHECKING:
     from ..callbacks.config import DistributedConfig

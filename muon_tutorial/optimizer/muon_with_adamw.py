@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
-from ..guard.changed_parameters import check_moment_values, check_moments, has_moved
+from ..guard.changed_parameters import check_moments, has_moved
 from ..guard.guard import params_of
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED, all_named
@@ -26,7 +26,7 @@ from ..step.parameter_state import same_tensors
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .combined_state import PairGroups, PairState
-from .load_state import follow_names, in_order, own_lr
+from .load_state import check_moment_values, follow_names, in_order, own_lr
 from .muon import Muon
 from .split_parameters import Experts, Heads, parameters_by_name, split_parameters
 from .split_table import ParameterSplit, SplitVerdict
