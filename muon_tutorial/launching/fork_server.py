@@ -27,8 +27,8 @@ from collections import deque
 from typing import NoReturn
 
 from ..errors import LaunchError
+from .end_with_parent import die_with_parent
 from .messages import ProcessState, RankEnds
-from .process_table import die_with_parent
 from .rank_process import be_rank
 from .run_files import RunFiles
 from .signals import IGNORING, held_back
@@ -46,7 +46,7 @@ def end_without_parent(number=0, frame=None):  # also in the midst of an import,
             sys.exit(1)
 signal.signal(signal.SIGCONT, end_without_parent)
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/process_table says why SIGCONT
+    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/end_with_parent says why SIGCONT
 end_without_parent()
 from muon_tutorial.launching.fork_server import serve
 from muon_tutorial import *  # the optimizer, once for all ranks

@@ -28,12 +28,13 @@ import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
 from .environment import TORCHRUN_NEEDS, loopback_variables
+from .end_with_parent import end_with_parent
 from .errors_of_lost_ranks import in_one_line, is_about_lost_rank, says_gone
 from .group_timeouts import check_timeout, let_new_groups_time_out
 from .phase import keep_slot, own_line, own_phase
-from .process_table import Peers, end_with_parent
 from .standard_streams import flush_output
 from .start_torchrun import OWN_STORE
+from .stopped_peers import Peers
 
 # Seconds that a rank waits after it has lost another rank and before it ends, so that torchrun sees the other
 # rank fail first. The first number is for a lost connection, because the lost rank may still be ending; the

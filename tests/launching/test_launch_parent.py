@@ -171,7 +171,7 @@ def test_a_killed_server_takes_its_ranks_along_and_a_stopped_one_serves_tells_an
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a stopped process of its parent's end")
 def test_a_rank_of_which_only_the_killed_server_knew_ends_with_it(tmp_path) -> None:
     script = (
-        "import os, signal\nfrom muon_tutorial.launching.process_table import die_with_parent\n"
+        "import os, signal\nfrom muon_tutorial.launching.end_with_parent import die_with_parent\n"
         "server, pid = os.getpid(), os.fork()\n"
         "if pid == 0:\n"
         "    die_with_parent(server)\n"

@@ -17,7 +17,7 @@ import torch
 from muon_tutorial import cli
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching import torchrun
-from muon_tutorial.launching.process_table import Peers
+from muon_tutorial.launching.stopped_peers import Peers
 from tests.launching.launch_traces import WITHIN, free_port, still_running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def test_a_killed_rank_of_a_static_rendezvous_ends_both_agents_in_one_line_each(
 
 CHILD = """
 import os, signal
-from muon_tutorial.launching.process_table import end_with_parent
+from muon_tutorial.launching.end_with_parent import end_with_parent
 end_with_parent("its parent ended")
 print(os.getpid(), flush=True)
 os.kill(os.getpid(), signal.{})
