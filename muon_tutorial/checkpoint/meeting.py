@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from ..errors import CheckpointError, TutorialError
 from ..launching.group_timeouts import group_timeout
-from ..launching.phase import report_phase
+from ..launching.phase_and_line import report_phase
 from ..worlds.live import gather_objects
 from .plain_data import pack, unpack
 

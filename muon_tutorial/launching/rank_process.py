@@ -28,7 +28,7 @@ import torch.distributed as dist
 from .errors_of_lost_ranks import is_about_lost_rank
 from .group_timeouts import new_groups_time_out
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
-from .phase import is_communicating, own_line, report_phase, take_slot
+from .phase_and_line import is_communicating, own_line, report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
 from .signals import ignore_only

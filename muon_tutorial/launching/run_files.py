@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import LaunchError
-from .phase import SLOT
+from .phase_and_line import SLOT
 
 _NAMES = ("spec", "store", "phases")
 _OPEN_FILES = "/proc/self/fd"

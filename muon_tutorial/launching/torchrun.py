@@ -31,7 +31,7 @@ from .environment import TORCHRUN_NEEDS, loopback_variables
 from .end_with_parent import end_with_parent
 from .errors_of_lost_ranks import in_one_line, is_about_lost_rank, says_gone
 from .group_timeouts import check_timeout, let_new_groups_time_out
-from .phase import keep_slot, own_line, own_phase
+from .phase_and_line import keep_slot, own_line, own_phase
 from .standard_streams import flush_output
 from .start_torchrun import OWN_STORE
 from .stopped_peers import Peers

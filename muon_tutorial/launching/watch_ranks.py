@@ -17,7 +17,7 @@ from ..errors import LaunchError
 from .errors_of_lost_ranks import in_one_line, says_gone, text_of
 from .fork_server import ForkedRanks
 from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
-from .phase import read_phases
+from .phase_and_line import read_phases
 from .ship_functions import loads
 from .spawn import SpawnedRanks
 

@@ -23,7 +23,7 @@ from torch.profiler import record_function
 from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
 from ..errors import GridError, RequestError
 from ..launching.group_timeouts import check_timeout, group_timeout, new_groups_time_out
-from ..launching.phase import report_phase
+from ..launching.phase_and_line import report_phase
 from ..plan.grid import Coordinate, Grid
 
 Moment = Literal["issued", "done", "waiting", "answered"]
