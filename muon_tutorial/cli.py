@@ -38,7 +38,7 @@ from .launching.interrupts import BAD_INPUT, FAILED, INTERRUPTED, raise_on_inter
 from .launching.signals import exit_by
 from .launching.standard_streams import fill_standard_descriptors, say
 from .launching.start_torchrun import run_agent
-from .launching.torchrun import (
+from .launching.join_torchrun import (
     TorchrunEnvironment,
     agent_name,
     is_of_this_job,

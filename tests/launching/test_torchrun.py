@@ -16,7 +16,7 @@ import torch
 
 from muon_tutorial import cli
 from muon_tutorial.errors import LaunchError, UsageError
-from muon_tutorial.launching import torchrun
+from muon_tutorial.launching import join_torchrun
 from muon_tutorial.launching.stopped_peers import Peers
 from tests.launching.launch_traces import WITHIN, free_port, still_running
 
@@ -95,9 +95,9 @@ TWO_MACHINES = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(rank, monkeypatch, capfd) -> None:
     """On several machines, rank 0 first says how ranks could restart under torch's own torchrun."""
-    monkeypatch.setattr(torchrun, "end_with_parent", lambda says: None)
-    monkeypatch.setattr(torchrun, "let_new_groups_time_out", lambda seconds: None)
-    monkeypatch.delenv(torchrun.OWN_STORE, raising=False)
+    monkeypatch.setattr(join_torchrun, "end_with_parent", lambda says: None)
+    monkeypatch.setattr(join_torchrun, "let_new_groups_time_out", lambda seconds: None)
+    monkeypatch.delenv(join_torchrun.OWN_STORE, raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # the port is in use, but nothing listens
         own = {"RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
@@ -105,8 +105,8 @@ def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(rank, monkeypat
         for name, value in {**SEAT, **TWO_MACHINES, **own, **elastic}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(LaunchError, match=f"torchrun's agent ended before rank {rank} joined it"):
-            torchrun.join_torchrun()
-    assert capfd.readouterr().err == ("" if rank == "1" else f"{torchrun.RESTARTS_FAIL}\n")
+            join_torchrun.join_torchrun()
+    assert capfd.readouterr().err == ("" if rank == "1" else f"{join_torchrun.RESTARTS_FAIL}\n")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_environment_that_is_not_torchruns_is_one_line(name, value, monkeypat
         monkeypatch.setenv(key, own)
     says = "torchrun's environment variables are damaged or contradict each other: {'RANK': '"
     with pytest.raises(UsageError, match=says):
-        torchrun.join_torchrun()
+        join_torchrun.join_torchrun()
     assert cli.main(["train"]) == cli.BAD_INPUT
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -135,17 +135,17 @@ def test_an_environment_that_is_not_torchruns_is_one_line(name, value, monkeypat
 
 
 def test_ranks_that_do_not_meet_say_so_in_one_line() -> None:
-    with pytest.raises(LaunchError) as caught, torchrun._meeting(1, 2):
+    with pytest.raises(LaunchError) as caught, join_torchrun._meeting(1, 2):
         raise torch.distributed.DistNetworkError("The client socket has timed out\nException raised from …")
     assert str(caught.value) == "rank 1 of 2 did not meet the others: The client socket has timed out"
-    with pytest.raises(LaunchError, match="ended before"), torchrun._meeting(1, 2):
+    with pytest.raises(LaunchError, match="ended before"), join_torchrun._meeting(1, 2):
         raise LaunchError("torchrun's agent ended before rank 1 joined it")
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), float("inf"), 0.0, -1.0, "30"])
 def test_a_wrong_timeout_is_refused(timeout) -> None:
     with pytest.raises(UsageError, match="positive number of seconds"):
-        torchrun.join_torchrun(timeout=timeout)
+        join_torchrun.join_torchrun(timeout=timeout)
 
 
 LOGS = "/t/7_b/attempt_1/0/error.json"
@@ -169,19 +169,19 @@ def test_a_job_is_named_by_what_outlives_its_ranks_and_no_other_job_shares(said,
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert torchrun.names_of_job([torchrun.agent_name()]) == names
+    assert join_torchrun.names_of_job([join_torchrun.agent_name()]) == names
 
 
 @pytest.mark.parametrize("state", ["has ended", "is stopped (SIGSTOP)"])
 def test_a_rank_that_misses_another_says_which_and_lets_it_go_on(state, capfd, monkeypatch) -> None:
     """A stopped rank must be continued, or else it would not react to torchrun's SIGTERM."""
-    monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
+    monkeypatch.setattr(join_torchrun, "_has_missed_rank", False)  # restored after the test
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         peer = psutil.Process(process.pid)
         process.send_signal(signal.SIGKILL if state == "has ended" else signal.SIGSTOP)
         while peer.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
             time.sleep(0.02)
-        joined = torchrun.TorchrunEnvironment(0, 2, Peers({1: process.pid}))
+        joined = join_torchrun.TorchrunEnvironment(0, 2, Peers({1: process.pid}))
         assert not joined.report_lost_rank(RuntimeError("a bug"))
         assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
         assert peer.status() != psutil.STATUS_STOPPED

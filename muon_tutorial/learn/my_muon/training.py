@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ... import split_parameters
 from ...launching.start_torchrun import die_at_once
-from ...launching.torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
+from ...launching.join_torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
 from ...training import gpt
 from ...training.text import Batch, batch_at, load_text
 from .on_ranks import counted_bytes, cut, load_file
