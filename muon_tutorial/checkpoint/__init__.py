@@ -30,7 +30,7 @@ either, even after ``ready_gradients()``: save after ``step()``.
 
 ``docs/checkpoints.md`` lists the guarantees. ``rank_contents`` finds the boxes that a rank holds,
 ``compare_ranks`` compares them before a save, ``piece_files`` writes and reads them, ``verify_files`` checks
-sizes and hashes before a load, ``folders`` moves files into place. Ranks decide together in a ``meeting``.
+sizes and hashes before a load, ``folders`` moves files into place. Ranks decide in ``meeting_over_store``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from .folders import opened
-from .meeting import Meeting, call_meeting, one_line
+from .meeting_over_store import Meeting, call_meeting, one_line
 from .piece_files import read_pieces, read_plain
 from .rank_contents import (
     RankContents,

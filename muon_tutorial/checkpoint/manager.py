@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, UsageError
 from . import folders
 from .loading import load_found
-from .meeting import call_meeting, one_line
+from .meeting_over_store import call_meeting, one_line
 from .piece_files import Place
 from .rank_contents import Rename, Saveable
 from .saving import ContentsToSave, contents_to_save, save_together

@@ -23,7 +23,7 @@ from ..plan.layout import Box
 from .compare_ranks import SaveSummary
 from .folders import OpenFolder
 from .manifest import Manifest, SavedBox, SavedTensor
-from .meeting import one_line
+from .meeting_over_store import one_line
 from .plain_data import load_plain
 from .rank_contents import Offset, TensorInPieces
 

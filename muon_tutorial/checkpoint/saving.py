@@ -18,7 +18,7 @@ from ..errors import CheckpointError
 from . import folders, manifest
 from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
-from .meeting import Meeting, call_meeting, one_line
+from .meeting_over_store import Meeting, call_meeting, one_line
 from .piece_files import Place, Written, divide, metadata_for_other_tools, saved_tensors, write_pieces
 from .plain_data import dump_plain
 from .rank_contents import Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces

@@ -14,7 +14,7 @@ from ..errors import CheckpointError
 from . import manifest
 from .folders import OpenFolder, opened
 from .manifest import Manifest
-from .meeting import one_line
+from .meeting_over_store import one_line
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,8 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, meeting, save_checkpoint, saving
-from muon_tutorial.checkpoint.meeting import Meeting
+from muon_tutorial.checkpoint import (
+    CheckpointManager,
+    load_checkpoint,
+    meeting_over_store,
+    save_checkpoint,
+    saving,
+)
+from muon_tutorial.checkpoint.meeting_over_store import Meeting
 from muon_tutorial.errors import CheckpointError, RankFailedError
 from muon_tutorial.launching.group_timeouts import group_timeout
 from muon_tutorial.launching.launch import launch
@@ -197,9 +203,9 @@ def faults(rank: int, root: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, write in {"full": full_disk, "raises": raising, "stopped": stopping}.items():
         patch_write(write if rank == 1 else WRITE)
-        meeting.group_timeout = Mock(return_value=STOPPED if name == "stopped" else TIMEOUT)
+        meeting_over_store.group_timeout = Mock(return_value=STOPPED if name == "stopped" else TIMEOUT)
         told[name] = error_of(save)
-    meeting.group_timeout = group_timeout
+    meeting_over_store.group_timeout = group_timeout
     if rank == 0:
         os.kill(pids[1], signal.SIGCONT)
     patch_write(WRITE)
