@@ -17,8 +17,8 @@ from muon_tutorial.optimizer import update_verdict
 from muon_tutorial.optimizer.audit import Audit
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.parameter_state import local_part
-from muon_tutorial.training import check, loop
-from muon_tutorial.training.check import Sums, gradient_error
+from muon_tutorial.training import check_against_torch, loop
+from muon_tutorial.training.check_against_torch import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
 from muon_tutorial.training.records import CheckVerdict, PhaseTraffic
 from muon_tutorial.training.report import describe_verdict
@@ -119,7 +119,7 @@ def audits_of_steps(rank: int) -> list[tuple[int, int]]:
     """After a step without a check, and after one with a check: the audits so far, and the hooks left."""
     trainer = build_trainer(TrainSettings(**{**TINY, "dp": 1, "tp": 1}))
     pair, made, found = trainer.optimizer, list[Audit](), []
-    check.audit = lambda optimizer: made.append(Audit(optimizer, None)) or made[-1]  # type: ignore
+    check_against_torch.audit = lambda optimizer: made.append(Audit(optimizer, None)) or made[-1]  # type: ignore
     for step, checked in enumerate((False, True)):
         train_step(trainer, step, checked)
         hooked = sum(bool(param._post_accumulate_grad_hooks) for param in trainer.model.parameters())
