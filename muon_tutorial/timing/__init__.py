@@ -5,12 +5,12 @@
 holds.
 
 ``machine`` holds the costs of computing and sending, and ``calibrate`` measures them on this machine.
-``work`` adds up what a walk computes. ``timed_world`` walks the package's own step for all ranks without
-data, and keeps a clock for each rank.
+``compute_seconds`` adds up what a walk computes. ``timed_world`` walks the package's own step for all ranks
+without data, and keeps a clock for each rank.
 
 ``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind
-(``tapes`` computes a walk from others that differ from it only in sizes), and ``clocks`` keeps one clock for
-all ranks that do the same work. ``recommend`` compares strategies and chooses one.
+(``walks_by_length`` computes a walk from others that differ from it only in sizes), and ``clocks`` keeps one
+clock for all ranks that do the same work. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``
 defines the steps that are both predicted and recorded.

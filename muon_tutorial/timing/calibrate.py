@@ -33,9 +33,9 @@ from ..plan.matrix import Matrix
 from ..plan.strategies import replicated
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.local import LocalWorld
+from .compute_seconds import Work
 from .machine import Link, Machine, Rates
 from .timed_world import traffic_of
-from .work import Work
 
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)

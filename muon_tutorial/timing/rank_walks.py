@@ -35,10 +35,10 @@ from ..plan.strategies import Plan
 from ..step.parameter_state import ParameterState
 from ..step.rank_bucket import AROUND, RankBucket, RankMatrix
 from ..step.step import PlanStep, step_bucket
+from .compute_seconds import Work
 from .machine import Link, Machine
-from .tapes import Asked, Iterated, Lines, NotedMemory, Tape
 from .timed_world import traffic_of, travels
-from .work import Work
+from .walks_by_length import Asked, Iterated, Lines, NotedMemory, Tape
 
 META = torch.device("meta")
 

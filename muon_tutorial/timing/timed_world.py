@@ -22,8 +22,8 @@ from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes, ring_traffic
 from ..plan.grid import Coordinate, Grid
 from ..worlds.local import check_alike
+from .compute_seconds import Work
 from .machine import Link, Machine
-from .work import Work
 
 Doing = Literal["product", "copy", "wait", "transfer"]
 """What a rank does; a transfer runs on the link while the rank does something else."""

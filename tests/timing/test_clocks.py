@@ -17,14 +17,14 @@ from muon_tutorial.plan.matrix import split_parts
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
+from muon_tutorial.timing.compute_seconds import Work
 from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.rank_walks import RankWalks, Trace
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
-from muon_tutorial.timing.tapes import Lines, Tape
 from muon_tutorial.timing.timeline_cases import walk_ranks
-from muon_tutorial.timing.work import Work
+from muon_tutorial.timing.walks_by_length import Lines, Tape
 
 from ..exhaustive import left_out
 

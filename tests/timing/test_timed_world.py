@@ -15,11 +15,11 @@ from muon_tutorial.engine.collective import IDLE, Call, Collective, Kind, Label,
 from muon_tutorial.errors import DeadlockError, MismatchError, RequestError
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Builder
+from muon_tutorial.timing.compute_seconds import Work
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 from muon_tutorial.timing.timeline import predicted_timeline
 from muon_tutorial.timing.timeline_cases import walk_ranks
-from muon_tutorial.timing.work import Work
 from muon_tutorial.worlds.shadow import requests_of
 
 META = torch.device("meta")

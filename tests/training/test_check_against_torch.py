@@ -119,7 +119,7 @@ def audits_of_steps(rank: int) -> list[tuple[int, int]]:
     """After a step without a check, and after one with a check: the audits so far, and the hooks left."""
     trainer = build_trainer(TrainSettings(**{**TINY, "dp": 1, "tp": 1}))
     pair, made, found = trainer.optimizer, list[Audit](), []
-    check_against_torch.audit = lambda optimizer: made.append(Audit(optimizer, None)) or made[-1]  # type: ignore
+    check_against_torch.audit = lambda it: made.append(Audit(it, None)) or made[-1]  # type: ignore
     for step, checked in enumerate((False, True)):
         train_step(trainer, step, checked)
         hooked = sum(bool(param._post_accumulate_grad_hooks) for param in trainer.model.parameters())

@@ -10,12 +10,12 @@ import torch
 from muon_tutorial import Grid, owner
 from muon_tutorial.newton_schulz import DEFAULT_STEPS
 from muon_tutorial.plan.assign import newton_schulz_cost
+from muon_tutorial.timing.compute_seconds import Work
 from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.model_shape import ModelShape
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.timed_world import TimedRun
 from muon_tutorial.timing.timeline_cases import walk_ranks
-from muon_tutorial.timing.work import Work
 
 from .claim import shown
 from .of_bytes import in_one, submatrices

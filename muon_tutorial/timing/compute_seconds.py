@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..evidence.memory import CountingMode, PeakMemory, tensors_in
 from .machine import Machine
-from .tapes import Tape
+from .walks_by_length import Tape
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
