@@ -14,9 +14,9 @@ from ..engine.collective import Label, Walk
 from ..engine.travel import all_reduce
 from ..plan.exchange import SlicedBuffer
 from ..plan.grid import Coordinate
+from .momentum import stored_gradient
 from .parameter_state import local_gradient
 from .rank_bucket import RankBucket
-from .reduce_gradients import stored_gradient
 
 Share = tuple[Tensor, int]
 """A part of a gradient, and the number of ranks that hold the same elements."""

@@ -26,7 +26,6 @@ from .parameter_state import (
     write_back,
 )
 from .rank_bucket import AROUND, RankBucket, RankMatrix
-from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
 """For each matrix: the offset and shape of its piece, and where the run of elements lies in the piece."""
@@ -79,6 +78,23 @@ def move_momentum(
     ns_input = momentum_update(momentum, own.view(momentum.shape), group["momentum"], nesterov)
     write_back(stored, matrix.momentum_index, momentum)
     return ns_input if is_needed else None
+
+
+def stored_gradient(
+    bucket: RankBucket, matrix: RankMatrix, flat: Tensor | None, scale: Tensor | None = None
+) -> Tensor:
+    """Return this rank's part of a matrix's averaged gradient, flat; zeros if there is no gradient.
+
+    ``flat`` is the result of phase 1. If ``flat`` is None, the gradient is read from the model and multiplied
+    by ``scale``. Without ``scale``, the result may share the gradient's memory.
+    """
+    if flat is not None:
+        return flat[matrix.stored]
+    grad, dtype = matrix.parameter.grad, bucket.plan.gradient.dtype
+    if grad is None or not matrix.numel:  # FSDP2's empty shards may have any empty shape
+        return torch.zeros(matrix.numel, dtype=dtype, device=bucket.device)
+    mine = grad[matrix.place].to(dtype).reshape(-1)
+    return mine if scale is None else mine * scale.to(dtype)
 
 
 def momentum_update(

@@ -15,7 +15,7 @@ from ..plan.bucket import fill_buckets
 from ..plan.grid import Coordinate
 from ..plan.strategies import ROUND_BYTES
 from .parameter_state import gradient_dtype, local_gradient, local_part
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import RankBucket
 from .unreduced_gradient import UnreducedDTensor, UnreducedGradient, unmarked
 
 
@@ -23,12 +23,9 @@ def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average the ranks' gradients, and return the part that this rank stores, flat.
 
     For ``zero1`` the bucket's gradient route is a reduce_scatter over dp or, if slices differ in length, a
-    reduce to the rank of each slice (one all_to_all if the slices are small). If gradients are already
-    averaged, the route is empty, gradients stay in the model, and the result is None. If ``pack_gradients``
-    has packed the gradients already, pass them as ``flat``. All ranks of the grid must run it.
+    reduce to the rank of each slice (one all_to_all if the slices are small). If ``pack_gradients`` has packed
+    the gradients already, pass them as ``flat``. All ranks of the grid must run it.
     """
-    if not bucket.plan.gradient.hops:
-        return None
     flat = pack_gradients(bucket) if flat is None else flat
     phase = "gradient reduce" if bucket.is_owned else "gradient reduce_scatter"
     summed = yield from travel(flat, bucket.plan.gradient, bucket.at, Label(phase, bucket.name))
@@ -43,23 +40,6 @@ def pack_gradients(bucket: RankBucket) -> Tensor:
         if grad is not None and piece.numel():  # FSDP2's empty shards may have any empty shape
             piece.copy_(grad[matrix.place])
     return flat
-
-
-def stored_gradient(
-    bucket: RankBucket, matrix: RankMatrix, flat: Tensor | None, scale: Tensor | None = None
-) -> Tensor:
-    """Return this rank's part of a matrix's averaged gradient, flat; zeros if there is no gradient.
-
-    ``flat`` is the result of phase 1. If ``flat`` is None, the gradient is read from the model and multiplied
-    by ``scale``. Without ``scale``, the result may share the gradient's memory.
-    """
-    if flat is not None:
-        return flat[matrix.stored]
-    grad, dtype = matrix.parameter.grad, bucket.plan.gradient.dtype
-    if grad is None or not matrix.numel:  # FSDP2's empty shards may have any empty shape
-        return torch.zeros(matrix.numel, dtype=dtype, device=bucket.device)
-    mine = grad[matrix.place].to(dtype).reshape(-1)
-    return mine if scale is None else mine * scale.to(dtype)
 
 
 def average_others(

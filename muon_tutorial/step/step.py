@@ -24,11 +24,11 @@ from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 from .agreement import HASHES, NOTHING_TO_COMPARE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
 from .clipping import clip_gradients
-from .momentum import MomentumShard, momentum_shards, update_momentum
+from .momentum import MomentumShard, momentum_shards, stored_gradient, update_momentum
 from .orthogonalize import orthogonalize
 from .parameter_state import ParameterState, local_gradient, place_gradient
 from .rank_bucket import RankBucket
-from .reduce_gradients import average_others, reduce_gradients, stored_gradient
+from .reduce_gradients import average_others, reduce_gradients
 from .write_parameters import publish_parameters, update_parameters
 
 
@@ -45,7 +45,7 @@ def step_bucket(
     the part of the bucket that this rank stores. An empty route needs no buffer. The plan's routes say which
     collectives run: reduce_scatter and all_gather, or reduces and broadcasts if ranks own whole matrices.
     """
-    if gradient is None:
+    if gradient is None and bucket.plan.gradient.hops:  # otherwise it stays in the model, already averaged
         gradient = yield from reduce_gradients(bucket)  # 1: over dp, to the ranks that store the sums
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient
