@@ -63,8 +63,8 @@ if TYPE_CHECKING:  # "X as X" tells type checkers that X is a public name (PEP 4
     from .plan.strategies import replicated as replicated
     from .plan.strategies import round_robin as round_robin
     from .plan.strategies import zero1 as zero1
+    from .worlds.build_mesh import build_mesh as build_mesh
     from .worlds.live import LiveWorld as LiveWorld
-    from .worlds.live import build_mesh as build_mesh
     from .worlds.local import LocalWorld as LocalWorld
 
 __version__ = "0.1.0"
@@ -85,7 +85,8 @@ _HOMES = {
     "plan.layout": "Box Hop Owned Partial Replicate Route Shard",
     "plan.matrix": "Matrix",
     "plan.strategies": "STRATEGIES Plan gram layerwise owner owner_per_replica replicated round_robin zero1",
-    "worlds.live": "LiveWorld build_mesh",
+    "worlds.build_mesh": "build_mesh",
+    "worlds.live": "LiveWorld",
     "worlds.local": "LocalWorld",
 }
 """The public names of each module."""

@@ -18,8 +18,9 @@ from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..step.parameter_state import local_part
+from ..worlds.build_mesh import mesh_of_groups
 from ..worlds.compare_plans import check_lines
-from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
+from ..worlds.live import LiveWorld, gather_objects
 from ..worlds.local import LocalMesh
 from .dtensor_placements import dtensor_cuts
 from .mesh_parameters import (

@@ -31,7 +31,8 @@ from ..launching.launch import launch
 from ..plan.grid import Coordinate, Grid
 from ..plan.matrix import Matrix
 from ..plan.strategies import replicated
-from ..worlds.live import LiveWorld, build_mesh
+from ..worlds.build_mesh import build_mesh
+from ..worlds.live import LiveWorld
 from ..worlds.local import LocalWorld
 from .compute_seconds import Work
 from .machine import Link, Machine, Rates

@@ -18,7 +18,8 @@ from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..plan.strategies import Builder, Plan, owner, zero1
-from ..worlds.live import LiveWorld, build_mesh
+from ..worlds.build_mesh import build_mesh
+from ..worlds.live import LiveWorld
 from .machine import Machine
 from .step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
 from .timed_world import TimedRun, TimedWorld

@@ -25,7 +25,8 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
 from ..step.reduce_gradients import average_others
-from ..worlds.live import LiveWorld, build_mesh, gather_objects
+from ..worlds.build_mesh import build_mesh
+from ..worlds.live import LiveWorld, gather_objects
 from .check_against_torch import Snapshot, compare, sum_over
 from .checkpoints import REASONS, SAVE, Saver, Saving, StoppedRun
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize

@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.launching.group_timeouts import group_timeout
 from muon_tutorial.launching.phase_and_line import report_phase
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial.worlds.build_mesh import build_mesh
+from muon_tutorial.worlds.live import LiveWorld
 
 FAULTY = 2  # the rank that breaks
 

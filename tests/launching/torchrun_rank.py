@@ -10,9 +10,9 @@ import threading
 import torch
 import torch.distributed as dist
 
-from muon_tutorial.launching.phase_and_line import report_phase
 from muon_tutorial.launching.join_torchrun import join_torchrun, joined_by_torchrun
-from muon_tutorial.worlds.live import build_mesh
+from muon_tutorial.launching.phase_and_line import report_phase
+from muon_tutorial.worlds.build_mesh import build_mesh
 from tests.launching.launch_ranks import group_timeouts, listeners
 
 seat = join_torchrun("gloo", 60.0)

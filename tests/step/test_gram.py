@@ -19,7 +19,8 @@ from muon_tutorial.orthogonalizers.gram import DIFFERENCE, QUALITY_DIFFERENCE
 from muon_tutorial.plan.assign import gram_cost
 from muon_tutorial.plan.matrix import SummedGram, split_parts
 from muon_tutorial.plan.strategies import layerwise
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial.worlds.build_mesh import build_mesh
+from muon_tutorial.worlds.live import LiveWorld
 from scripts.gram import TP, Distance, distances
 
 from ..oracle import (

@@ -21,7 +21,8 @@ from ...launching.launch import launch
 from ...timing.step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
 from ...timing.timeline import StepTimeline
 from ...worlds import live
-from ...worlds.live import LiveWorld, build_mesh, gather_objects
+from ...worlds.build_mesh import build_mesh
+from ...worlds.live import LiveWorld, gather_objects
 from .loops import COLUMNS, Loop, RealMatrices, first_wrong, guarded
 
 ROWS = 64

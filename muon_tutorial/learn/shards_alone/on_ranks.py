@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import RankFailedError
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
-from ...worlds.live import build_mesh
+from ...worlds.build_mesh import build_mesh
 from ..exercises.on_real_ranks import handed_over, ring_sent, run_or_reference, say_failure, watching
 from ..inputs import measure
 from ..my_muon.reference import gather_whole

@@ -17,7 +17,8 @@ from muon_tutorial import Coordinate, Ledger, Muon, launch
 from muon_tutorial.engine.collective import Collective, Kind, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.traces.recording import RankRecorder, RecordedRun, merge, record
-from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
+from muon_tutorial.worlds.build_mesh import build_mesh
+from muon_tutorial.worlds.live import Follow, LiveWorld, Moment
 
 from ...configs.functions import config
 from ...worlds.requests import one
