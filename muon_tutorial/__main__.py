@@ -6,11 +6,7 @@ import gc
 import sys
 
 if __name__ == "__main__":
-    from muon_tutorial.launching.interrupts import (
-        begin_command,
-        end_on_interrupt,
-        ignore_interrupts_at_exit,
-    )
+    from muon_tutorial.launching.interrupts import begin_command, end_on_interrupt, ignore_interrupts_at_exit
 
     begin_command()
     gc.disable()  # importing torch makes no garbage, so this saves a third of its time

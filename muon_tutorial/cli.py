@@ -35,9 +35,6 @@ from .errors import (
     UsageError,
 )
 from .launching.interrupts import BAD_INPUT, FAILED, INTERRUPTED, raise_on_interrupt, said_of
-from .launching.signals import exit_by
-from .launching.standard_streams import fill_standard_descriptors, say
-from .launching.start_torchrun import run_agent
 from .launching.join_torchrun import (
     TorchrunEnvironment,
     agent_name,
@@ -48,6 +45,9 @@ from .launching.join_torchrun import (
     names_of_job,
     restarted_by_torchrun,
 )
+from .launching.signals import exit_by
+from .launching.standard_streams import fill_standard_descriptors, say
+from .launching.start_torchrun import run_agent
 from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
 from .timing.recipe_command import add_recipes

@@ -28,9 +28,7 @@ The files:
 Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state. Gradients are not saved
 either, even after ``ready_gradients()``: save after ``step()``.
 
-``docs/checkpoints.md`` lists the guarantees. ``rank_contents`` finds the boxes that a rank holds,
-``compare_ranks`` compares them before a save, ``piece_files`` writes and reads them, ``verify_files`` checks
-sizes and hashes before a load, ``folders`` moves files into place. Ranks decide in ``meeting_over_store``.
+``docs/checkpoints.md`` lists the guarantees.
 """
 
 from __future__ import annotations

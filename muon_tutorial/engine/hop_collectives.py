@@ -1,8 +1,7 @@
 """Hops: a function for each change of placement along one axis, and one for an exchange over several axes.
 
 Each function is a generator that asks for at most one collective, or for one per slice if the slices of a
-flat buffer are large and of different lengths. Every hop in ``_MOVES`` has its opposite there, except
-reduce_scatter and reduce.
+flat buffer are large and of different lengths. All hops but reduce_scatter and reduce have their opposite.
 """
 
 from __future__ import annotations

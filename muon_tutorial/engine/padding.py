@@ -1,7 +1,4 @@
-"""Pads uneven pieces to the length of the largest, because collectives need equal pieces, and unpads them.
-
-Pieces that are even, and lie one after the other in memory, do not come here.
-"""
+"""Pads uneven pieces to the length of the largest, because collectives need equal pieces, and unpads them."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
-from .environment import TORCHRUN_NEEDS, loopback_variables
 from .end_with_parent import end_with_parent
+from .environment import TORCHRUN_NEEDS, loopback_variables
 from .errors_of_lost_ranks import in_one_line, is_about_lost_rank, says_gone
 from .group_timeouts import check_timeout, let_new_groups_time_out
 from .phase_and_line import keep_slot, own_line, own_phase

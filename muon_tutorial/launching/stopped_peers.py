@@ -1,7 +1,4 @@
-"""Finds other ranks on this machine that have ended or are stopped, from the kernel's process table (Linux).
-
-On other systems a stopped rank looks like a running one.
-"""
+"""Finds other ranks on this machine that have ended or, on Linux, are stopped, and wakes stopped ones."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average the ranks' gradients, and return the part that this rank stores, flat.
 
     For ``zero1`` the bucket's gradient route is a reduce_scatter over dp or, if slices differ in length, a
-    reduce to the rank of each slice (one all_to_all if the slices are small). If ``pack_gradients`` has packed
-    the gradients already, pass them as ``flat``. All ranks of the grid must run it.
+    reduce to the rank of each slice (one all_to_all if the slices are small). Pass gradients that
+    ``pack_gradients`` has packed already as ``flat``. All ranks of the grid must run it.
     """
     flat = pack_gradients(bucket) if flat is None else flat
     phase = "gradient reduce" if bucket.is_owned else "gradient reduce_scatter"

@@ -14,9 +14,9 @@ import torch
 from muon_tutorial.errors import LaunchError, RankFailedError, UsageError
 from muon_tutorial.launching import run_files
 from muon_tutorial.launching.fork_server import warm_server
+from muon_tutorial.launching.join_torchrun import joined_by_torchrun
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.phase_and_line import report_phase
-from muon_tutorial.launching.join_torchrun import joined_by_torchrun
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import nothing_is_left
 

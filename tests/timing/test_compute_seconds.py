@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.compute_seconds import Work
+from muon_tutorial.timing.machine import find_machine
 
 H100 = find_machine("h100-infiniband")
 ONE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import split_parameters
-from ...launching.start_torchrun import die_at_once
 from ...launching.join_torchrun import join_torchrun, leave_torchrun, restarted_by_torchrun
+from ...launching.start_torchrun import die_at_once
 from ...training import gpt
 from ...training.text import Batch, batch_at, load_text
 from .on_ranks import counted_bytes, cut, load_file
