@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.evidence.tables import Table
-from muon_tutorial.orthogonalizers.choices import AUTO
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
+from muon_tutorial.orthogonalizers.orthogonalize_option import AUTO
 from scripts import result_files as results
 from scripts.files import made
 from scripts.lab.benchmarks.newton_schulz_times import TORCH, measure_all, summary, times_table

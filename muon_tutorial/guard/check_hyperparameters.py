@@ -12,7 +12,7 @@ from torch import Tensor
 from ..decay_and_add import ADJUST_LR_FNS
 from ..errors import UsageError
 from ..newton_schulz import coefficients_per_step
-from ..orthogonalizers.choices import check_orthogonalize
+from ..orthogonalizers.orthogonalize_option import check_orthogonalize
 
 
 def plain_number(value: Any) -> Any:

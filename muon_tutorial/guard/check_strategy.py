@@ -1,4 +1,4 @@
-"""Checks that a strategy fits the parameters and recipes; ``plan/supported_shardings.py`` checks shardings."""
+"""Checks that a strategy fits parameters and recipes; ``plan/supported_shardings.py`` checks shardings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
-from ..orthogonalizers.choices import check_orthogonalize
+from ..orthogonalizers.orthogonalize_option import check_orthogonalize
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
 from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep

@@ -23,8 +23,8 @@ from ..callbacks.callback_step import CallbackStep
 from ..errors import TutorialError, UsageError
 from ..guard.current_steps import Groups, MeshStep
 from ..orthogonalizers.calibration import Calibration, read_calibration
-from ..orthogonalizers.choices import Shape, is_auto, read_choices, shape_of, write_choices
 from ..orthogonalizers.named import STOCK
+from ..orthogonalizers.orthogonalize_option import Shape, is_auto, read_choices, shape_of, write_choices
 from ..step.parameter_state import group_parts
 from ..step.single_process import AloneStep, matrices_in
 from ..worlds.live import LiveWorld, count_processes, gather_objects

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import StrategyError
 from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_own_memory
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
-from ..orthogonalizers.choices import is_auto
+from ..orthogonalizers.orthogonalize_option import is_auto
 from ..parameters.describe_matrices import describe_matrices
 from ..parameters.tensor_parallel import TpDim, kept_indices
 from ..plan.strategies import Builder, Plan, find_builder

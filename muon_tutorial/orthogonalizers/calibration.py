@@ -19,10 +19,10 @@ from torch import Tensor
 from ..errors import UsageError
 from ..newton_schulz import zeropower_via_newtonschulz
 from .checked_recipe import Form, Recipe, flops
-from .choices import CANDIDATES, Shape, shape_of
 from .full_float32 import full_float32
 from .iterate import orthogonalize
 from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
+from .orthogonalize_option import CANDIDATES, Shape, shape_of
 from .stack_sizes import LEAST_STACKED
 from .symmetric_products import LEAST_SYMMETRIC, symmetric_share
 from .workspace import Workspace

@@ -23,10 +23,10 @@ from torch import Tensor
 from ..errors import UsageError
 from ..newton_schulz import Triple, coefficients_per_step
 from .checked_recipe import Recipe
-from .choices import is_auto
 from .full_float32 import full_float32
 from .iterate import gram_polynomial
 from .named import RECIPES, STOCK, find_recipe
+from .orthogonalize_option import is_auto
 from .packed_symmetric import pack_symmetric, unpack_symmetric
 from .symmetric_products import multiply, symmetric_multiply
 from .workspace import Workspace

@@ -14,9 +14,9 @@ from ..engine.hop_collectives import view
 from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
-from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
 from ..orthogonalizers.named import STOCK, find_recipe
+from ..orthogonalizers.orthogonalize_option import name_for
 from ..orthogonalizers.stack_sizes import run_length
 from ..orthogonalizers.workspace import Workspace
 from .rank_bucket import AROUND, RankBucket, RankMatrix

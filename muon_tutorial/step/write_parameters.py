@@ -13,8 +13,8 @@ from ..engine.collective import Label, Walk
 from ..engine.hop_collectives import view
 from ..engine.pieces import Pieces
 from ..engine.travel import travel
-from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
+from ..orthogonalizers.orthogonalize_option import name_for
 from ..plan.matrix import Index
 from .parameter_state import write_back
 from .rank_bucket import AROUND, RankBucket

@@ -15,7 +15,7 @@ from rich.table import Table
 from ..errors import UsageError
 from ..optimizer.auto_recipes import calibration_path, default_folder, kept_calibration
 from ..orthogonalizers.calibration import LARGEST_SIDE, Calibration, ShapeTimes
-from ..orthogonalizers.choices import CANDIDATES, Shape, shape_of
+from ..orthogonalizers.orthogonalize_option import CANDIDATES, Shape, shape_of
 
 GPT2_SMALL = "768x768,768x3072"
 MOST = 2**20

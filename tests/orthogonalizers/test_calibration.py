@@ -16,7 +16,7 @@ from muon_tutorial.orthogonalizers.calibration import (
     measure_shape,
     read_calibration,
 )
-from muon_tutorial.orthogonalizers.choices import (
+from muon_tutorial.orthogonalizers.orthogonalize_option import (
     AUTO,
     CANDIDATES,
     check_orthogonalize,

@@ -15,13 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import zeropower_via_newtonschulz
+from ... import build_mesh, zeropower_via_newtonschulz
 from ...engine.collective import Collective
 from ...launching.launch import launch
 from ...timing.step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
 from ...timing.timeline import StepTimeline
 from ...worlds import live
-from ...worlds.build_mesh import build_mesh
 from ...worlds.live import LiveWorld, gather_objects
 from .loops import COLUMNS, Loop, RealMatrices, first_wrong, guarded
 

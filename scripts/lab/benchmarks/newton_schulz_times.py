@@ -18,10 +18,10 @@ from muon_tutorial.evidence.tables import Cell, Table, TableRow, median_and_spre
 from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
 from muon_tutorial.orthogonalizers.calibration import Calibration
 from muon_tutorial.orthogonalizers.checked_recipe import Form, Recipe, flops
-from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
 from muon_tutorial.orthogonalizers.full_float32 import full_float32
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
+from muon_tutorial.orthogonalizers.orthogonalize_option import AUTO, Shape, shape_of
 from muon_tutorial.orthogonalizers.stack_sizes import run_length, runs_of_equals
 from muon_tutorial.orthogonalizers.symmetric_products import symmetric_share
 from muon_tutorial.orthogonalizers.workspace import Workspace
@@ -137,9 +137,7 @@ def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
 def product(
     dtype: torch.dtype, side: int, device: torch.device | str = "cpu"
 ) -> tuple[Callable[[], object], float]:
-    """Return a function that repeatedly multiplies two square matrices into the same memory, and its number
-    of operations.
-    """
+    """Return a function that multiplies two square matrices into the same memory, and its operations."""
     A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
     out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
 

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from muon_tutorial.evidence.tables import Table, TableRow
 from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.orthogonalizers.choices import AUTO
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
+from muon_tutorial.orthogonalizers.orthogonalize_option import AUTO
 
 from .newton_schulz_times import PEAKS, product
 from .other_muons import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
