@@ -33,7 +33,7 @@ FLOORS = {
     "errors": 0,
     "newton_schulz": 1,
     "orthogonalizers": 2,
-    "decay_and_add": 1,
+    "adjusted_lr_and_decay": 1,
     "plan": 1,
     "launching": 1,
     "engine": 2,
@@ -62,7 +62,7 @@ KNOW_NO_GROUP = (
     "errors",
     "newton_schulz",
     "orthogonalizers",
-    "decay_and_add",
+    "adjusted_lr_and_decay",
     "plan",
     "engine",
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..decay_and_add import ADJUST_LR_FNS
+from ..adjusted_lr_and_decay import ADJUST_LR_FNS
 from ..errors import UsageError
 from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.orthogonalize_option import check_orthogonalize

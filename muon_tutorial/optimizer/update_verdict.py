@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decay_and_add import adjusted_lr
+from ..adjusted_lr_and_decay import adjusted_lr
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN
 from ..plan.layout import Box
 from ..plan.matrix import Index, Parts

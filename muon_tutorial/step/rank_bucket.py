@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..decay_and_add import ShardRange
+from ..adjusted_lr_and_decay import ShardRange
 from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket, flat_frame
 from ..plan.exchange import BufferSlice, Exchange, LocalShards, SlicedBuffer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decay_and_add import adjusted_lr
+from ..adjusted_lr_and_decay import adjusted_lr
 from ..engine.collective import Walk
 from ..orthogonalizers.stack_sizes import runs_of_equals
 from ..orthogonalizers.workspace import Workspace

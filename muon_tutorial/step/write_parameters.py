@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decay_and_add import ShardRange, adjusted_lr, decay_and_add
+from ..adjusted_lr_and_decay import ShardRange, adjusted_lr, decay_and_add
 from ..engine.collective import Label, Walk
 from ..engine.hop_collectives import view
 from ..engine.pieces import Pieces

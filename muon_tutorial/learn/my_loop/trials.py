@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ... import MuonWithAdamW, build_mesh
-from ...decay_and_add import adjusted_lr
+from ...adjusted_lr_and_decay import adjusted_lr
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
 from . import port, tiny_job

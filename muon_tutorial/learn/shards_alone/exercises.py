@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decay_and_add import adjusted_lr
+from ...adjusted_lr_and_decay import adjusted_lr
 from ...plan.layout import Shard, shard_box
 from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure

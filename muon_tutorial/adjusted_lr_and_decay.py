@@ -1,4 +1,4 @@
-"""Decays a matrix or a part of it, and steps against an update; a part gets the same bits as in the whole.
+"""Adjusts the learning rate to a matrix's shape, decays the matrix or a part of it, and adds the update.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
 call its functions. Elementwise operations give a part the same bits as the whole matrix, with one exception.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial.decay_and_add import ShardRange, adjusted_lr, decay_and_add
+from muon_tutorial.adjusted_lr_and_decay import ShardRange, adjusted_lr, decay_and_add
 from muon_tutorial.errors import UsageError
 
 LR, WEIGHT_DECAY = 0.02, 0.1
