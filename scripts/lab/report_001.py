@@ -13,6 +13,7 @@ the data of four of the traces, so the traces themselves are not needed:
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,13 +96,41 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     Raises:
         TraceError: a trace is missing, or a file is not such a trace.
     """
-    found = {}
-    for key, name in FILES.items():
-        path, zipped = Path(folder, name), Path(folder, f"{name}.gz")
-        found[key] = summarize(
-            profiler_trace.read_trace(zipped if zipped.exists() and not path.exists() else path)
+    return {key: summarize(_read(folder, name)) for key, name in FILES.items()}
+
+
+def read_step(folder: str | Path, number: int = 2) -> tuple[TraceEvent, ...]:
+    """Read one step of the asynchronous Muon, without operators and CUDA calls; ``number`` counts from 0."""
+    trace = _read(folder, FILES["muon_async"])
+    steps = [event for event in trace.events if event.name == "Optimizer.step#Muon.step"]
+    call, run = (
+        [each for each in steps if each.sort == sort][number] for sort in ("cpu annotation", "gpu annotation")
+    )
+    return tuple(
+        TraceEvent(
+            _short(each.name),
+            each.sort,
+            each.begin - call.begin,
+            each.duration,
+            *(("rank 0", 1) if each.sort in ("launch", "cpu annotation") else ("GPU 0", each.thread)),
+            {},
         )
-    return found
+        for each in trace.of("kernel", "memory", "launch", "gpu annotation", "cpu annotation")
+        if call.begin <= each.begin < run.end and each.name != "FWD_BWD"
+        if each.sort != "launch" or each.name.startswith("c10d::")
+    )
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its templates and arguments."""
+    product = re.search(r"\w*gemm\w*", name)
+    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return product[0] if product else re.split(r"[<(]", bare)[0].strip()
+
+
+def _read(folder: str | Path, name: str) -> Trace:
+    path, zipped = Path(folder, name), Path(folder, f"{name}.gz")
+    return profiler_trace.read_trace(zipped if zipped.exists() and not path.exists() else path)
 
 
 def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
@@ -192,6 +221,7 @@ def _of_async_and_state(summaries: Mapping[str, TraceSummary], sizes: StepSizes)
     adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
     slices, straddling = muon.collectives
     kept = sizes.shard / sizes.ranks * 4
+    gained = muon.gpu_span - muon_async.gpu_span
     buffers = slices.received * ITEM_BYTES[slices.dtype] + straddling.received * ITEM_BYTES[straddling.dtype]
     yield PublishedFigure(
         'Muon with async_op=True is "slower": summed event time',
@@ -201,6 +231,7 @@ def _of_async_and_state(summaries: Mapping[str, TraceSummary], sizes: StepSizes)
             _times("kernels alone, which spin while they wait", muon_async.kernels, muon.kernels, 2),
             _times("time in which any of them ran", muon_async.communicating, muon.communicating, 2),
             _times("the GPU's span: faster, in one run each", muon_async.gpu_span, muon.gpu_span, 3),
+            _times("what it gains, and the gathers over dp that nothing waits for", gained, slices.total, 2),
             _times("AdamW by the sum over names", adamw_async.sum_over_names, adamw.sum_over_names, 2),
             _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
         ),

@@ -132,7 +132,7 @@ SUMS: list[tuple[Any, str]] = [
     (lambda events: sum(event.duration for event in trace_events.at_work(events)), "Count each moment once"),
     (lambda events: sum(it.duration for it in events if it.sort == "launch"), "only the kernel is the GPU"),
     (lambda events: 4_300_000, "With a product under way"),
-    (lambda events: max(event.name for event in events), "In the trace above"),
+    (lambda events: max(event.name for event in events), "With one collective"),
 ]
 
 
@@ -180,6 +180,16 @@ def at_tokens(tokens: int) -> Setting:
     return Setting(tokens=tokens)
 
 
+EARLY: list[tuple[Any, str]] = [
+    (23_625_396, PASSES),
+    (23_625, "Give nanoseconds"),
+    (-23_625_396, "up to the dp gather's end"),
+    (19_791_370, "not when it ends"),
+    (23_626_324, "a microsecond later"),
+    (928, "no entry has arrived"),
+]
+
+
 def test_headlines_know_right_from_wrong() -> None:
     assert_quiz(exercises.headlines_exercise(), lesson.right_headlines())
 
@@ -199,6 +209,7 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(exercises.adamw_exercise, 2, 2, 0), STEPS),
     (exercises.events_exercise, SUMS),
     (exercises.waits_exercise, WRONG_WAITS),
+    (exercises.early_exercise, EARLY),
 )
 
 

@@ -21,11 +21,11 @@ from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
 from ..exercises import judge as judging
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, guesses, numbers, value_of, written
 from . import on_ranks, trace_events
 from .costs import Setting, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, SentBytes, StepOfAdamW, plan_of, step_in_one_process
-from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
+from .trace_events import GATHER, PRODUCT, US, event, gpu_step, one_collective, right_headlines, waited
 
 Found = Diagnosis | str | None
 NAMES = ("AdamW", "zero1", "layerwise")
@@ -150,13 +150,13 @@ def _checked(step: StepOfAdamW) -> StepOfAdamW:
     return walk
 
 
-CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
+CASES: Sequence[tuple[str, Callable[[], Sequence[TraceEvent]], tuple[str, ...]]] = (
     (
-        "In the trace above",
-        made_up_trace,
+        "With one collective",
+        lambda: one_collective(400, 4300),
         (
-            "Of its four events only the kernel is the GPU at work; the others launch or label it. "
-            "event.communicates says which kernels belong to a collective.",
+            "Of a collective's four events only the kernel is the GPU at work; the others launch or label "
+            "it. event.communicates says which kernels belong to a collective.",
         ),
     ),
     (
@@ -179,6 +179,7 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
         ("Sort kernels by .begin. A kernel that ends early must not lower the latest end so far.",),
     ),
     ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
+    ("In the trace above", gpu_step, ("Its tp gather lies within its dp gather.",)),
 )
 """Traces on which the reader's function is judged, and hints for an answer that fails there."""
 
@@ -186,7 +187,7 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
 def events_exercise() -> Exercise:
     """The exercise: nanoseconds in which any collective ran, each moment counted once."""
 
-    def judge(answer: Callable[[list[TraceEvent]], int]) -> Diagnosis | None:
+    def judge(answer: Callable[[Sequence[TraceEvent]], int]) -> Diagnosis | None:
         for where, made, hints in CASES:
             came, due = value_of(answer, made()), trace_events.communicating(made())
             if came != due:
@@ -197,6 +198,23 @@ def events_exercise() -> Exercise:
         return None
 
     return Exercise(judge, (), "Each collective once, and each moment once.")
+
+
+def early_exercise() -> Exercise:
+    """The exercise: for how long the tp gather of ``gpu_step`` ran before its dp gather had ended."""
+    along_dp, along_tp = trace_events.at_work(gpu_step())
+    right = along_dp.end - along_tp.begin
+    slips = (
+        (along_tp.begin - along_dp.begin, "By the dp gather's begin, no entry has arrived yet."),
+        (along_dp.end - along_tp.end, "An entry must be there when the tp gather begins, not when it ends."),
+        (along_dp.duration, "Count from the begin of the tp gather, which is a microsecond later."),
+        (right / US, "Give nanoseconds, as in .begin and .end."),
+        (-right, "Count from the tp gather's begin up to the dp gather's end."),
+    )
+    said = "All entries have certainly arrived when the dp gather ends."
+    return guesses(
+        ("early", right, said, *slips), within=2e-5, praise="Nothing in that run waited for this gather."
+    )
 
 
 _HEADLINE_HINTS = {

@@ -11,7 +11,7 @@ from ..bill.costs import DTYPES
 from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
-from . import costs
+from . import costs, trace_events
 from .costs import FEWER, LINKS, MODEL, RANKS, STRATEGIES, TOKENS, Setting, Waterfall, machine, say_bandwidth
 
 _WIDTH, _LEFT, _WIDE, _ROW = 900, 176, 560, 25
@@ -75,6 +75,37 @@ def _draw_bar(
     look = {"edgecolor": edge, "linewidth": 1.8, "hatch": hatch}
     rectangle(axes, _LEFT + x, y + 1, max(width, 1.0), _ROW - 6, fill, **look)
     write(axes, _LEFT + x + width + 8, y + 10, said)
+
+
+def draw_gpu_step() -> Picture:
+    """The report's step with ``async_op=True`` on rank 0: the call, gathers, and the GPU's other work."""
+    events = trace_events.gpu_step()
+    call, run = (event for event in events if event.name.startswith("Optimizer"))
+    along_dp, along_tp = trace_events.at_work(events)
+    rest = [event for event in events if event.thread == run.thread and event.sort == "kernel"]
+    products = [event for event in rest if "gemm" in event.name]
+    title = "One step with async_op=True, on rank 0 of four RTX A4000 (the report's trace)"
+    lanes = {
+        "call, on the CPU": ([call], QUIET),
+        "dp gather": ([along_dp], MARKED),
+        "tp gather": ([along_tp], MARKED),
+        "Newton–Schulz": (products, MUON),
+        "the GPU's rest": ([event for event in rest if event not in products], QUIET),
+    }
+    figure, axes = blank(_WIDTH, 88 + 34 * len(lanes), title)
+    scale, said = (_WIDTH - 190) / run.end, []
+    for row, (name, (shown, colour)) in enumerate(lanes.items()):
+        y = 48 + 34 * row
+        write(axes, 16, y + 12, name)
+        rectangle(axes, 140, y, scale * run.end, 24, CARD, edgecolor=EMPTY)
+        for event in shown:
+            rectangle(axes, 140 + scale * event.begin, y, scale * event.duration, 24, colour, linewidth=0.4)
+        begin, end = shown[0].begin / 1e6, shown[-1].end / 1e6
+        what = f"{len(shown)} kernels from" if len(shown) > 1 else "from"
+        said.append(f"{name}: {what} {begin:.2f} to {end:.2f} ms")
+    for at in range(0, 50, 10):
+        centred(axes, 140 + scale * at * 1e6, 60 + 34 * len(lanes), f"{at} ms", color=QUIET)
+    return finish(figure, "cheaper-gpu-step", f"{title}. {'. '.join(said)}.")
 
 
 def explore_costs(live: bool = True) -> Shell | Picture:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from ...evidence import formulas
-from ...evidence.traces.profiler_trace import CollectiveSum, NameSum
+from ...evidence.traces.profiler_trace import CollectiveSum, NameSum, TraceEvent
 
 SOURCE = "huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, traces/comparison"
 MB = 1e6  # bytes
@@ -79,6 +79,12 @@ def packaged_summaries() -> dict[str, TraceSummary]:
         rows["collectives"] = tuple(CollectiveSum(**row) for row in entry["collectives"])
         found[key] = TraceSummary(**{**entry, **rows})
     return found
+
+
+def packaged_step() -> tuple[TraceEvent, ...]:
+    """Load the events of one step of the report's async Muon, rank 0; times begin with the step's call."""
+    data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
+    return tuple(TraceEvent(*row, args={}) for row in data["step"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Lesson 13: traces, real and made up, the report's published figures, and waits in a timeline."""
+"""Lesson 13: traces of a CPU and of a GPU, the report's published figures, and waits in a timeline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from ...evidence.traces.profiler_trace import COMMUNICATION, Sort, TraceEvent, covered
 from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import Flight, Timeline
-from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_summaries
+from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_step, packaged_summaries
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
 US = 1000  # nanoseconds
 report = packaged_summaries
 """The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
+gpu_step = packaged_step
+"""One step of the report's ``muon_async`` on rank 0, as its profiler logged it."""
 Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 """Takes the flights of one collective, and returns the nanoseconds that each rank waited."""
 
@@ -47,12 +49,6 @@ def one_collective(begin: int, duration: int) -> list[TraceEvent]:
         event("nccl:_all_gather_base", "gpu annotation", begin, duration),
         event(GATHER, "kernel", begin, duration),
     ]
-
-
-def made_up_trace() -> list[TraceEvent]:
-    """Four events of one collective and two of other work, in the order in which they begin."""
-    others = [event("Muon_Step", "cpu annotation", 0, 900), event(PRODUCT, "kernel", 4700, 1200)]
-    return sorted([*one_collective(400, 4300), *others], key=lambda each: each.interval)
 
 
 def say_events(events: Iterable[TraceEvent]) -> str:
