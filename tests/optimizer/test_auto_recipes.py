@@ -120,8 +120,10 @@ def test_a_shape_is_measured_once_on_a_machine(measured: list[tuple[int, int]], 
     Muon(weights(), orthogonalize="auto", calibration=tmp_path)
     assert measured == [(6, 10), (8, 16), (12, 12)]
     kept_calibration.cache_clear()  # as in another process
-    Muon([*weights(), torch.nn.Parameter(torch.ones(3, 3))], orthogonalize="auto", calibration=tmp_path)
+    params = [*weights(), torch.nn.Parameter(torch.ones(3, 3))]
+    muon = Muon(params, orthogonalize="auto", calibration=tmp_path)
     assert measured[3:] == [(3, 3)]
+    assert muon.param_groups[0]["orthogonalize"] == "auto 3x3=gram 6x10=gram 8x16=gram 12x12=gram"
     path = calibration_path(tmp_path, f"{describe_processor(CPU)}, timings {TIMINGS}")
     assert list(tmp_path.iterdir()) == [path]
     kept_calibration(tmp_path, CPU, ((3, 3),), again=True)

@@ -87,19 +87,22 @@ def test_a_closure_that_changes_no_gradient_leaves_them_readied(strategy: str | 
         assert all(map(torch.equal, other.parameters(), model.parameters()))
 
 
+@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("strategy", ["zero1", "owner", None])
-def test_a_closure_may_drop_readied_gradients(strategy: str | None) -> None:
+def test_a_closure_may_drop_readied_gradients(strategy: str | None, again: bool) -> None:
     (model, both), (other, its) = pair(strategy), pair(strategy)
 
     def closure() -> float:
         model.zero_grad()
         backward_into(model)
-        both.ready_gradients(0.1)
+        if again:
+            both.ready_gradients(0.1)
         return 0.0
 
     for each, optimizer in ((model, both), (other, its)):
         backward_into(each, 3.0 if each is model else 1.0)
-        optimizer.ready_gradients(0.1)
+        if again or each is model:
+            optimizer.ready_gradients(0.1)
     both.step(closure)
     its.step()
     assert all(map(torch.equal, model.parameters(), other.parameters()))

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
-from muon_tutorial.guard import changed_parameters, compare_replicas
 from muon_tutorial.step.agreement import checksum
 from muon_tutorial.step.parameter_state import local_part
 
@@ -256,36 +255,3 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
     columns = torch.nn.functional.pad(words, (0, -len(words) % 1021)).view(-1, 1021).sum(0)
     hashes = (1 << 19) - 1
     assert checksum(tensor) == (columns % hashes * torch.arange(1, 1022)).sum() % hashes
-
-
-def hashed_by_steps(rank: int) -> list[int]:
-    """How many tensors a rank hashes in each of four steps. Before the last step, gradients are readied."""
-    model = perceptron()
-    model.get_submodule("0").requires_grad_(False)
-    mesh, found, counts = build_mesh({"dp": 2}), [], []
-    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh, muon={"compare_every": 2})
-
-    def counted(tensor: Tensor) -> Tensor:
-        counts.append(tensor.shape)
-        return checksum(tensor)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (compare_replicas, changed_parameters):
-            patch.setattr(module, "checksum", counted)
-        for step in range(4):
-            counts.clear()
-            both.zero_grad()
-            model(torch.ones(2, 6)).sum().backward()
-            if step == 3:
-                both.ready_gradients()
-            both.step()
-            found.append(len(counts))
-    return found
-
-
-def test_a_step_hashes_no_more_than_it_compares() -> None:
-    first, second, third, fourth = launch(hashed_by_steps, 2)[0]
-    assert first == 4 + 1  # all parameters, and the momentum
-    assert second == 0
-    assert third == 2 + 1 + 3  # no frozen parameters; AdamW has three tensors by now
-    assert fourth == 2 * 2  # two gradients, when they are readied and when they step

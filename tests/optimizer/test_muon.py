@@ -332,6 +332,7 @@ def test_parameters_that_are_not_matrices_are_named_or_told_by_place(params: Any
         ({"strategy": "zero7"}, "unknown strategy 'zero7'"),
         ({"mesh": "a mesh"}, "a mesh needs a strategy"),
         ({"guard": "never"}, "guard must be 'on' or 'off', got 'never'"),
+        ({"window": 0}, "window counts rounds in flight, and must be at least 1; got 0"),
     ],
     ids=str,
 )

@@ -321,6 +321,7 @@ def test_a_group_added_later_gives_adamw_no_settings_of_muons() -> None:
     assert {key: muons[key] for key in settings} == settings
     assert (adamws["lr"], adamws["weight_decay"], adamws["initial_lr"]) == (0.01, 0.0, 0.03)
     assert not {"momentum", "ns_steps"} & adamws.keys()
+    assert copy.deepcopy(both).decay_vectors is False
     model(torch.ones(2, 6)).sum().backward()
     both.step()
     assert adamws["betas"] == (0.9, 0.999)

@@ -319,13 +319,3 @@ def test_a_norm_of_unreduced_gradients_is_warned_of() -> None:
     for norm in (grad.norm, grad.data.norm, grad.detach().norm, *by_functions):
         with pytest.warns(UserWarning, match="norm of one rank's own gradient"):
             assert float(norm()) == pytest.approx(3**0.5)
-
-
-def test_vectors_added_later_do_not_decay_either() -> None:
-    model = network()
-    model.norm.requires_grad_(False)
-    both = pair_of(model, None, decay_vectors=False)
-    model.norm.requires_grad_(True)
-    both.add_param_group({"params": list(model.norm.parameters())})
-    assert both.param_groups[-1]["weight_decay"] == 0.0
-    assert copy.deepcopy(both).decay_vectors is False

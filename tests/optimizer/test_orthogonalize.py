@@ -141,13 +141,12 @@ def test_every_strategy_gives_one_process_bits(
 
 
 def test_an_unknown_name_and_coefficients_beside_a_recipe_are_refused() -> None:
-    said = r"must be 'stock', 'auto' or one of float32, gram, .*minimax_bf16, three_steps; got 'fast'"
+    said = r"must be 'stock', 'auto' or one of float32, gram, .*minimax_bf16, three_steps; got 'automatic'"
     with pytest.raises(UsageError, match=said):
-        Muon(weights(), orthogonalize="fast")
-    with pytest.raises(UsageError, match="brings its own coefficients and steps"):
-        Muon(weights(), orthogonalize="gram", ns_steps=4)
-    with pytest.raises(UsageError, match="brings its own coefficients and steps"):
-        Muon(weights(), orthogonalize="gram", ns_coefficients=YOU_JIACHENG)
+        Muon(weights(), orthogonalize="automatic")
+    for name, own in (("gram", {"ns_coefficients": YOU_JIACHENG}), ("auto", {"ns_steps": 4})):
+        with pytest.raises(UsageError, match="brings its own coefficients and steps"):
+            Muon(weights(), orthogonalize=name, **own)
     muon = Muon(weights())
     with pytest.raises(UsageError, match="orthogonalize must be"):
         muon.add_param_group({"params": [torch.nn.Parameter(torch.eye(3))], "orthogonalize": "fast"})

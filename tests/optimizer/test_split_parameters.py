@@ -75,15 +75,6 @@ def test_modules_are_split_by_what_they_are(module: nn.Module, hidden: list[str]
     assert names(module) == (hidden, rest)
 
 
-def test_every_parameter_is_in_one_list() -> None:
-    model = GPT()
-    hidden, rest = split_parameters(model)
-    (group,) = hidden
-    assert {**dict(group["params"]), **dict(rest)} == dict(model.named_parameters())
-    assert len([*group["params"], *rest]) == len(list(model.parameters()))
-    assert Muon(hidden).param_groups[0]["param_names"] == HIDDEN
-
-
 @pytest.mark.parametrize("first", ["wte", "lm_head"])
 def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     model = GPT()

@@ -10,63 +10,22 @@ import torch
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.orthogonalizers import calibration
-from muon_tutorial.orthogonalizers.calibration import (
-    Calibration,
-    ShapeTimes,
-    measure_shape,
-    read_calibration,
-)
-from muon_tutorial.orthogonalizers.orthogonalize_option import (
-    AUTO,
-    CANDIDATES,
-    check_orthogonalize,
-    is_auto,
-    name_for,
-    read_choices,
-    write_choices,
-)
+from muon_tutorial.orthogonalizers.calibration import Calibration, measure_shape, read_calibration
+from muon_tutorial.orthogonalizers.orthogonalize_option import CANDIDATES, check_orthogonalize, name_for
 
 CPU = torch.device("cpu")
 DEFAULTS = {"ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}
 
 
-def test_choices_are_read_as_they_were_written() -> None:
-    choices = {(128, 128): "stock", (768, 3072): "three_steps"}
-    assert dict(read_choices(write_choices(choices))) == choices
-    assert not read_choices(AUTO)
-
-
-def test_a_matrix_and_its_transpose_get_the_chosen_name_and_other_names_stay() -> None:
-    text = write_choices({(8, 24): "gram"})
-    assert name_for(text, 8, 24) == name_for(text, 24, 8) == "gram"
-    assert name_for("minimax", 8, 24) == "minimax"
+def test_a_shape_that_nothing_was_chosen_for_is_named() -> None:
     with pytest.raises(UsageError, match=r"has no choice for a matrix of shape \(8, 8\)"):
-        name_for(text, 8, 8)
+        name_for("auto 8x24=gram", 8, 8)
 
 
 @pytest.mark.parametrize("text", ["auto 8x8=turbo", "auto 8x8", "auto 8=gram", "auto -8x8=gram", "auto gram"])
 def test_a_text_that_is_no_choice_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"must give a recipe for each shape, .* recipes are stock, float32"):
         check_orthogonalize({**DEFAULTS, "orthogonalize": text})
-
-
-def test_auto_takes_no_coefficients_of_its_own() -> None:
-    check_orthogonalize({**DEFAULTS, "orthogonalize": AUTO})
-    with pytest.raises(UsageError, match="brings its own coefficients"):
-        check_orthogonalize({**DEFAULTS, "ns_steps": 4, "orthogonalize": AUTO})
-    assert not is_auto("automatic")
-    assert not is_auto("stock")
-
-
-def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: Path) -> None:
-    made = Calibration("here", (ShapeTimes(8, 24, {"stock": 2.0, "gram": 1.0}),))
-    (tmp_path / "c.json").write_text(made.text(), encoding="utf-8")
-    found = read_calibration(tmp_path / "c.json")
-    assert found == made
-    times = found.find(24, 8)
-    assert times is not None
-    assert times.fastest == "gram"
-    assert found.find(8, 8) is None
 
 
 @pytest.mark.parametrize(
@@ -136,10 +95,5 @@ def test_hopeless_candidates_follow_from_operations_and_rates(monkeypatch: pytes
 def test_a_clock_that_stands_still_is_not_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a limit of processor time, the clock advances only every few milliseconds."""
     monkeypatch.setattr(time, "process_time", lambda: 1.0)
-    measured = measure_shape(9, 9, torch.device("cpu"), rounds=1)
+    measured = measure_shape(9, 9, CPU, rounds=1)
     assert all(0 < seconds < 10 for seconds in measured.seconds.values())
-
-
-def test_large_shapes_are_timed_smaller_in_the_same_ratio() -> None:
-    assert calibration._timed_shape(14336, 4096) == (2688, 768)
-    assert calibration._timed_shape(768, 3072) == (768, 3072)

@@ -52,12 +52,3 @@ def test_ranks_boxes_make_up_each_part_and_lie_where_the_parameter_has_them(
             saved = [values[its.slices].reshape(-1) for run in runs for its in matrix.in_parameter(run)]
             assert torch.equal(torch.cat(saved), piece.reshape(-1)[start:stop])
         assert torch.equal(joined, values[uncut.slices(HERE)])
-
-
-def test_alternating_columns_are_a_view_and_heads_in_between_are_numbered() -> None:
-    columns = split_parts(Matrix(0, "w", (3, 8)), ("interleaved", 1, 1), 0, transposed=True)
-    assert [matrix.slices(HERE) for matrix in columns] == [(slice(0, 3), slice(i, 7 + i, 2)) for i in (0, 1)]
-    (_, keys) = split_parts(Matrix(0, "w", (6, 2)), ("interleaved", 1, 2), 0)
-    lines, _ = keys.slices(HERE)
-    assert isinstance(lines, torch.Tensor)
-    assert lines.tolist() == [1, 2, 4, 5]

@@ -187,21 +187,6 @@ def rest_parts(whole: Sequence[Tensor], at: Coordinate) -> list[nn.Parameter]:
     return params
 
 
-def test_a_closures_gradients_are_readied_anew() -> None:
-    ranks, stock = seated(Grid.of(dp=1)), Stock()
-    (muon,) = ranks.muons
-    ranks.give(few_bits(9))
-    muon.ready_gradients()
-
-    def closure() -> float:
-        ranks.give(few_bits(0))
-        return 3.5
-
-    assert muon.step(closure) == 3.5
-    stock.steps([few_bits(0)])
-    assert_as_stock(ranks, stock)
-
-
 # State
 
 
@@ -368,13 +353,6 @@ def test_a_state_of_several_matrices_in_one_parameter_continues_in_several_bucke
 def test_a_copy_that_would_step_alone_is_refused(make_copy: Callable[[Muon], object]) -> None:
     with pytest.raises(UsageError, match=r"cannot be copied or pickled.*load this one's state_dict\(\)"):
         make_copy(seated(DP2).muons[0])
-
-
-@pytest.mark.parametrize("window", [0, -1])
-def test_a_window_of_nothing_is_refused(window: int) -> None:
-    said = f"window counts rounds in flight, and must be at least 1; got {window}"
-    with pytest.raises(UsageError, match=said):
-        seated(DP2, window=window)
 
 
 # Random cases
