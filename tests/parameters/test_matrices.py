@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor import Shard as TorchShard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from muon_tutorial import Coordinate, Grid, LocalWorld, Muon, Shard, build_mesh, launch
 from muon_tutorial.errors import GradientError, StrategyError, UsageError
@@ -164,85 +163,23 @@ def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) 
 # DTensors on real ranks
 
 
-class Net(nn.Module):
-    """Two matrices for a column- and a row-parallel cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
-
-
 def numbered(*shape: int) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).view(shape)
 
 
-def parameters_of(mesh: DeviceMesh) -> dict[str, nn.Parameter]:
-    """Parameters of every kind that PyTorch's own parallelism makes, all with numbered elements."""
-    tp, both = mesh["tp"], [TorchShard(0), TorchShard(0)]
-    wanted: dict[str, tuple[Tensor, DeviceMesh, list[Any]]] = {
-        "even rows": (numbered(4, 3), tp, [TorchShard(0)]),
-        "uneven rows": (numbered(5, 3), tp, [TorchShard(0)]),
-        "one row": (numbered(1, 3), tp, [TorchShard(0)]),
-        "columns from the end": (numbered(4, 3), tp, [TorchShard(-1)]),
-        "whole": (numbered(4, 3), tp, [Replicate()]),
-        "whole over dp": (numbered(4, 3), mesh, [Replicate(), TorchShard(1)]),
-        "rows over both": (numbered(7, 3), mesh, both),
-        "rows over dp, columns over tp": (numbered(3, 3), mesh, [TorchShard(0), TorchShard(1)]),
-    }
-    made = {name: nn.Parameter(distribute_tensor(*what)) for name, what in wanted.items()}
-    modules = {
-        "parallelize_module": parallelized(tp).named_parameters(),
-        "fully_shard": fully_sharded(numbered_net(), mesh),
-        "both": fully_sharded(parallelized(tp), mesh),
-    }
-    return made | {f"{kind} {name}": param for kind, named in modules.items() for name, param in named}
-
-
-def fully_sharded(net: nn.Module, mesh: DeviceMesh) -> Iterable[tuple[str, nn.Parameter]]:
-    fully_shard(net, mesh=mesh["dp"])
-    return net.named_parameters()
-
-
-def numbered_net() -> Net:
-    net = Net()
-    for param in net.parameters():
-        param.data = numbered(*param.shape)
-    return net
-
-
-def parallelized(tp: DeviceMesh) -> nn.Module:
-    return parallelize_module(numbered_net(), tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-
-
-def check_it_is_read_as_it_lies(name: str, param: nn.Parameter, at: Coordinate) -> None:
-    assert isinstance(param, DTensor)
-    matrix = described(param, at)
-    assert matrix.shape == tuple(param.shape), name
-    believed = param.full_tensor().detach()[matrix.box(at).slices]
-    assert torch.equal(believed, param.to_local().detach()), f"{name}, {param.placements}"
-
-
 def on_one_of_four(rank: int) -> None:
-    torch.manual_seed(0)
-    mesh, alone = build_mesh(DP2_TP2), build_mesh({"dp": 4})
-    pairs, flat = init_device_mesh("cpu", (2, 2)), build_mesh({"dp": 1, "tp": 4})
-    made = parameters_of(mesh)
-    made["thin"] = nn.Parameter(distribute_tensor(numbered(1, 8), mesh["dp"], [TorchShard(1)]))
-    for name, param in made.items():
-        check_it_is_read_as_it_lies(name, param, DP2_TP2.at(rank))
-    strided = str(made["both up.weight"].placements)  # type: ignore[attr-defined]
-    assert "StridedShard" in strided or "sf=" in strided
-    assert made["one row"].to_local().shape == ((1, 3) if rank % 2 == 0 else (0, 3))  # type: ignore[attr-defined]
-
-    made["unnamed"] = nn.Parameter(distribute_tensor(numbered(4, 4), pairs, [TorchShard(0)] * 2))
-    made["partial"] = nn.Parameter(DTensor.from_local(numbered(4, 4), mesh["tp"], [Partial()]))
-    made |= {f"alone {name}": param for name, param in fully_sharded(numbered_net(), alone)}
+    mesh, flat = build_mesh(DP2_TP2), build_mesh({"dp": 1, "tp": 4})
+    unnamed, module = init_device_mesh("cpu", (2, 2)), nn.Linear(4, 6, bias=False)
+    fully_shard(module, mesh=mesh["dp"])
+    made = {
+        "rows": nn.Parameter(distribute_tensor(numbered(4, 3), mesh["tp"], [TorchShard(0)])),
+        "fsdp2": module.weight,
+        "unnamed": nn.Parameter(distribute_tensor(numbered(4, 4), unnamed, [TorchShard(0)] * 2)),
+        "partial": nn.Parameter(DTensor.from_local(numbered(4, 4), mesh["tp"], [Partial()])),
+    }
     refused = [
-        (mesh, "even rows, fully_shard down.weight", "is sharded along 'dp': strategy 'zero1'"),
-        (alone, "alone up.weight", "is sharded along 'dp': strategy 'zero1'"),
-        (mesh, "both up.weight", "is sharded along 'dp'"),
-        (mesh, "thin", "is sharded along 'dp'"),
-        (flat, "even rows", "is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
+        (mesh, "rows, fsdp2", "is sharded along 'dp': strategy 'zero1'"),
+        (flat, "rows", "is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
         (mesh, "unnamed", "lies on a mesh without axis names"),
         (mesh, "partial", "is P(sum) along 'tp': reduce it before the step"),
     ]
@@ -269,8 +206,8 @@ def check_partial_gradient(mesh: DeviceMesh) -> None:
     muon.step()
 
 
-def test_dtensors_are_read_as_they_lie_or_refused_by_name() -> None:
-    """The shards include uneven, empty and strided ones."""
+def test_dtensors_that_a_strategy_cannot_step_are_refused_by_name() -> None:
+    """``configs/table.py`` has those that a strategy steps: even, uneven, empty and strided shards."""
     launch(on_one_of_four, 4)
 
 
