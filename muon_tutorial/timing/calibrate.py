@@ -160,8 +160,10 @@ def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 
     ``load``: the load average before all measurements. ``repeated``: rates of one product on each core,
     before and after the other measurements. ``missing``: how many collectives were left out for lack of time.
 
-    >>> say_busy(0.1, 2, [5e10, 4.8e10]), say_busy(1.9, 2, [5e10, 2e10])[:74]
-    ('', 'This machine was busy: load average 1.9 on 2 cores before, and the same pr')
+    >>> say_busy(0.9, 2, [5.0, 4.5]), say_busy(1.1, 2, [5.0, 5.0, 2.0])[23:-35]
+    ('', 'load average 1.1 on 2 cores before, and the same product took up to 2.5 times as long')
+    >>> say_busy(0.0, 2, [5.0, 5.0], missing=7)[:58]
+    'This machine was busy: 7 collectives not measured in time.'
     """
     spread = max(repeated) / min(repeated)
     signs = [

@@ -12,7 +12,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -56,28 +55,6 @@ class Mlp(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.norm(x)
-
-
-class Experts(nn.Module):
-    """Experts spread over a group, one per rank; a router sends each token to the expert it rates highest."""
-
-    def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-        self.router = nn.Linear(width, dist.get_world_size(group), bias=False)
-        self.expert = Block(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights, chosen = self.router(x).softmax(-1).max(-1)
-        order = chosen.argsort(stable=True)
-        sends = torch.bincount(chosen, minlength=dist.get_world_size(self.group))
-        receives = torch.empty_like(sends)
-        dist.all_to_all_single(receives, sends, group=self.group)
-        there, back = sends.tolist(), receives.tolist()
-        arrived = all_to_all_single_autograd(x[order].contiguous(), back, there, self.group)
-        returned = all_to_all_single_autograd(self.expert(arrived), there, back, self.group)
-        out = torch.zeros_like(x).index_copy(0, order, returned)
-        return x + weights[:, None] * out
 
 
 Whole = Callable[[Tensor, Tensor], Tensor]
@@ -204,10 +181,10 @@ def place(mesh: DeviceMesh, *axes: str) -> int:
     return number
 
 
-def rig(model: nn.Module, mesh: DeviceMesh, stepped: nn.Module | None = None) -> Rig:
-    """Tokens differ along dp, fsdp and ep; Muon steps the whole model, or the part ``stepped``."""
+def rig(model: nn.Module, mesh: DeviceMesh) -> Rig:
+    """Tokens differ along dp, fsdp and ep."""
     tokens = place(mesh, "dp", "fsdp", "ep")
-    return Rig(hidden(stepped or model), lambda step: learn(model, batch(step, tokens)))
+    return Rig(hidden(model), lambda step: learn(model, batch(step, tokens)))
 
 
 def fsdp(mesh: DeviceMesh) -> Rig:
@@ -261,12 +238,10 @@ def cp(mesh: DeviceMesh) -> Rig:
 
 
 def ep(mesh: DeviceMesh) -> Rig:
-    """Each rank has its own expert, sharded if there is an fsdp axis. Muon does not step the router."""
+    """Each rank has an expert and tokens of its own; the expert is sharded if there is an fsdp axis."""
     torch.manual_seed(7 + place(mesh, "ep"))
-    model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
-    if has(mesh, "fsdp"):
-        fully_shard(model.expert, mesh=mesh["fsdp"])
-    return rig(model, mesh, model.expert)
+    expert = Block(WIDTH, HIDDEN)
+    return rig(fully_shard(expert, mesh=mesh["fsdp"]) if has(mesh, "fsdp") else expert, mesh)
 
 
 def pp(mesh: DeviceMesh) -> Rig:

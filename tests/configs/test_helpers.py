@@ -7,16 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import Muon, build_mesh, launch
 
 from ..exhaustive import left_out
-from .setups import HELPERS, MATRICES, SETUPS, Oracle, counted, error_of, full, hidden, mlp
+from .setups import HELPERS, MATRICES, SETUPS, Oracle, counted, error_of, hidden, mlp
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
@@ -86,40 +82,3 @@ def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
             assert kind == "StrategyError"
             assert refusal.startswith("group 0, parameter 0 belongs to a DistributedDataParallel module")
         assert other == ("nothing", "")
-
-
-STACK = (6, 5, 4)
-
-
-def run_stack(rank: int) -> dict[str, tuple[list[bool], int]]:
-    """A stack of experts, cut over ep and then by FSDP2, both times between experts."""
-    found = {}
-    for name in ("create_processgroup_config", "create_devicemesh_config", "create_dtensor_config"):
-        mesh = build_mesh({"fsdp": 2, "ep": 2})
-        module = nn.Module()
-        whole = torch.randn(STACK, generator=torch.Generator().manual_seed(1))
-        module.weight = nn.Parameter(distribute_tensor(whole, mesh["ep"], [Shard(0)]))
-        fully_shard(module, mesh=mesh["fsdp"])
-        (param,) = module.parameters()
-        alone = [nn.Parameter(matrix.clone()) for matrix in whole]
-        config = HELPERS[name](SETUPS["ep+fsdp"], 0, mesh)
-        muon = Muon([param], **OPTIONS, parts="stack", distributed_config=config)
-        stock = torch.optim.Muon(alone, **OPTIONS)
-        with counted() as counter:
-            for _ in range(STEPS):
-                param.grad = param.detach() * param.detach()
-                muon.step()
-        for _ in range(STEPS):
-            for matrix in alone:
-                matrix.grad = matrix.detach() * matrix.detach()
-            stock.step()
-        end = full(param, param.detach())
-        found[name] = [torch.equal(*pair) for pair in zip(end, alone, strict=True)], counter.call_count
-    return found
-
-
-def test_a_stack_of_experts_cut_over_ep_and_fsdp() -> None:
-    by_rank = launch(run_stack, 4, output="quiet")
-    for name in by_rank[0]:
-        assert all(all(found[name][0]) for found in by_rank), name
-        assert sum(found[name][1] for found in by_rank) == STEPS * STACK[0], name

@@ -201,20 +201,12 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
     path, _, own = name.rpartition(".")
     if isinstance(what, tuple):
         module = bare(**{own: what})
-        if path.endswith("mlp"):
-            module.experts = nn.ModuleList([nn.Linear(4, 4)])
-        return within(path, module) if path else module
-    if not isinstance(what, int):
-        return within(path.removesuffix(".parametrizations.weight"), what)
-    module = nn.Linear(4, what, bias=False)
-    if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
-        return within(path, module)
-    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer is beside the experts
-    inner = path.removeprefix("layers.0.mlp.")
-    if not inner.startswith("experts"):
-        first, *rest = inner.split(".")
-        experts[first] = within(".".join(rest), module) if rest else module
-    return within("layers.0.mlp", experts)
+    else:
+        module = nn.Linear(4, what, bias=False) if isinstance(what, int) else what
+    model = within(path.removesuffix(".parametrizations.weight"), module) if path else module
+    if path.startswith("layers.0.mlp") and "router" not in path:  # the parameter is beside experts
+        model.get_submodule("layers.0.mlp").experts = nn.ModuleList([nn.Linear(4, 4)])
+    return model
 
 
 STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
@@ -264,7 +256,7 @@ STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
 GOES: dict[str, str] = {
     "a gated projection": "layers.0.mlp.gate_proj.weight",
     "a gate without experts": "layers.0.ffn.gate.weight",
-    "an expert of its own": "layers.0.mlp.experts.0.weight",
+    "an expert of its own": "layers.0.moe.experts.0.weight",
     "an expert's gated projection": "layers.0.experts.0.gate_proj.weight",
     "a layer's own score": "layers.0.score.weight",
     "attention heads of a layer": "layers.0.heads.0.weight",

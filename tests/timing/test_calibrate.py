@@ -7,7 +7,6 @@ import os
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,6 @@ from muon_tutorial.timing.calibrate import (
     measure_copies,
     median_over_cores,
     sample_gloo,
-    say_busy,
 )
 from muon_tutorial.timing.machine import Link, Machine, find_machine
 from muon_tutorial.timing.step_cost import STRATEGIES, estimate
@@ -107,20 +105,6 @@ def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPat
     said = r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"
     with pytest.raises(UsageError, match=said):
         calibrate(limit=0.01)
-
-
-BUSY: dict[str, tuple[Any, str]] = {
-    "quiet": ((0.9, 2, [5.0, 4.5]), ""),
-    "load": ((1.1, 2, [5.0, 4.5]), "load average 1.1 on 2 cores before"),
-    "timings": ((0.0, 2, [5.0, 5.0, 2.0]), "the same product took up to 2.5 times as long"),
-    "collectives": ((0.0, 2, [5.0, 5.0], 7), "7 collectives not measured in time"),
-}
-
-
-@pytest.mark.parametrize("case", BUSY)
-def test_a_busy_machine_is_noticed(case: str) -> None:
-    told, sign = BUSY[case]
-    assert say_busy(*told) == (sign and f"This machine was busy: {sign}. Calibrate again when it is quiet.")
 
 
 def test_tensors_take_turns_in_being_copied() -> None:
