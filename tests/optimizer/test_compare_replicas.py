@@ -218,9 +218,7 @@ def test_a_flipped_sign_is_named_at_the_next_comparison(results: Results, layout
 
 
 @pytest.mark.parametrize("layout", ["owner", "round_robin"])
-def test_first_gradients_are_compared_because_ddp_may_not_know_the_parameter(
-    results: Results, layout: str
-) -> None:
+def test_first_gradients_are_compared_because_ddp_may_not_average_them(results: Results, layout: str) -> None:
     for of_rank in results:
         *before, refused, averaged = of_rank["unfrozen"][layout]
         assert {*before, averaged} == {"nothing: "}

@@ -107,10 +107,7 @@ def unreduced(rank: int) -> tuple[str, str, list[str]]:
 
 SPOILT = {
     "NaN": ("NotFiniteError", "of the rest holds NaN or infinity on 1 of 4 ranks (rank 0)"),
-    "missing": (
-        "GradientError",
-        "parameter 0 of the rest is missing on 1 of 4 ranks (rank 0)",
-    ),
+    "missing": ("GradientError", "parameter 0 of the rest is missing on 1 of 4 ranks (rank 0)"),
 }
 
 
@@ -127,26 +124,25 @@ def everything(rank: int) -> dict[str, Any]:
     return found
 
 
+Results = list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
+def results() -> Results:
     return launch(everything, 4, timeout=60)
 
 
 @pytest.mark.parametrize(
     ("steps", "spoilt"), [("meshes", "NaN"), ("meshes", "missing"), ("functions", "NaN")]
 )
-def test_all_ranks_refuse_a_gradient_of_adamws_that_one_rank_lacks_or_spoilt(
-    results: list[dict[str, Any]], steps: str, spoilt: str
-) -> None:
+def test_all_refuse_a_gradient_of_adamws_that_one_lacks(results: Results, steps: str, spoilt: str) -> None:
     kind, said = SPOILT[spoilt]
     for of_rank in results:
         assert of_rank[f"{steps} {spoilt}"][0] == kind
         assert said in of_rank[f"{steps} {spoilt}"][1]
 
 
-def test_clipping_is_refused_where_a_norm_over_muons_ranks_would_miss_pieces(
-    results: list[dict[str, Any]],
-) -> None:
+def test_clipping_is_refused_where_the_norm_would_miss_pieces(results: Results) -> None:
     for of_rank in results:
         kind, said = of_rank["clipped"]
         assert kind == "UsageError"
@@ -154,9 +150,7 @@ def test_clipping_is_refused_where_a_norm_over_muons_ranks_would_miss_pieces(
 
 
 @pytest.mark.parametrize("name", ["", "emb.weight", "beside.weight"])
-def test_a_warning_names_what_differs_along_an_axis_that_its_mesh_lacks(
-    results: list[dict[str, Any]], name: str
-) -> None:
+def test_what_differs_along_an_axis_that_its_mesh_lacks_is_named(results: Results, name: str) -> None:
     """``emb`` is AdamW's, and ``beside`` Muon's; both lie on the dp mesh, and tp ranks should hold copies."""
     for of_rank in results:
         said = "; ".join(of_rank[f"differs {name}"])
@@ -164,9 +158,7 @@ def test_a_warning_names_what_differs_along_an_axis_that_its_mesh_lacks(
         assert bool(said) == bool(name) == ("a DTensor whose mesh has no tp" in said)
 
 
-def test_dtensor_gradients_that_are_not_averaged_refuse_clipping_and_copies_are_ordinary(
-    results: list[dict[str, Any]],
-) -> None:
+def test_dtensors_not_averaged_yet_refuse_clipping_and_copies_are_ordinary(results: Results) -> None:
     for of_rank in results:
         kind, said, copies = of_rank["unreduced"]
         assert (kind, "call optimizer.ready_gradients(max_norm)" in said) == ("GradientError", True)

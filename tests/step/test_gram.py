@@ -21,7 +21,7 @@ from muon_tutorial.plan.matrix import SummedGram, split_parts
 from muon_tutorial.plan.strategies import layerwise
 from muon_tutorial.worlds.build_mesh import build_mesh
 from muon_tutorial.worlds.live import LiveWorld
-from scripts.gram import TP, Distance, distances
+from scripts.gram import TP, distances
 
 from ..oracle import (
     UNEVEN,
@@ -41,18 +41,11 @@ DP2_TP2 = Grid.of(dp=2, tp=2)
 WIDE = Matrix(0, "wide", (8, 48), (("tp", Shard(1)),))
 
 
-@pytest.fixture(scope="module")
-def found() -> list[Distance]:
-    return list(distances(sides=((48, 192), (192, 48), (64, 64))))
-
-
-def test_updates_are_within_the_stated_bound_of_one_process(found: list[Distance]) -> None:
+def test_updates_and_their_quality_are_within_the_stated_bounds_of_one_process() -> None:
+    found = list(distances(sides=((48, 192), (192, 48), (64, 64))))
     assert {one.tp for one in found} == set(TP)
     assert max(one.gram for one in found) <= DIFFERENCE
     assert max(one.gram for one in found) > 1e-4  # not all zero, so the bound is not vacuous
-
-
-def test_quality_is_stocks_within_the_stated_bound(found: list[Distance]) -> None:
     for one in found:
         if one.orthogonalize != "minimax":  # its polynomials are different
             assert abs(one.mine.error - one.stocks.error) <= QUALITY_DIFFERENCE, one

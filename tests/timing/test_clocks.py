@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import astuple, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
-from muon_tutorial import Coordinate, Grid, Matrix, Shard
+from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
@@ -20,7 +21,7 @@ from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.compute_seconds import Work
 from muon_tutorial.timing.machine import find_machine
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.rank_walks import RankWalks, Trace
+from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
 from muon_tutorial.timing.timeline_cases import walk_ranks
@@ -125,12 +126,6 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
         sizes = {"dp": 53}
         its = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(SHORT[shapes])]
     plan = STRATEGIES[name](its or matrices(sizes, layers=24), Grid.of(**sizes), round_bytes=ONE_MATRIX)
-    told: list[Coordinate] = []
-    retold = RankWalks._retold
-
-    def noted(walks: RankWalks, tape: Tape, at: Coordinate) -> Trace:
-        told.append(at)
-        return retold(walks, tape, at)
 
     def turns() -> list[object]:
         """All turns of each kind of rank; which bucket a request serves does not matter."""
@@ -139,9 +134,9 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
         asked = [it and replace(it, label=Label(it.label.phase)) for it in (turn.asked for turn in found)]
         return [*(replace(turn, asked=None) for turn in found), *(it and astuple(it) for it in asked)]
 
-    monkeypatch.setattr(RankWalks, "_retold", noted)
-    quick = turns()
-    assert len(told) > 5
+    with patch.object(RankWalks, "_retold", autospec=True, side_effect=RankWalks._retold) as retold:
+        quick = turns()
+    assert retold.call_count > 5
     monkeypatch.setattr(Lines, "sizes", lambda lines, first: None)
     assert turns() == quick
 
