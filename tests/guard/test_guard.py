@@ -62,23 +62,18 @@ def test_without_the_guard_ranks_exchange_no_word_about_the_step() -> None:
     assert phases("on") - phases("off") == {"gradient flags"}
 
 
-def widen(entry: dict[str, Any]) -> None:
-    entry["momentum_buffer"] = entry["momentum_buffer"].double()
-
-
-def widen_in_place(entry: dict[str, Any]) -> None:
-    entry["momentum_buffer"].data = entry["momentum_buffer"].data.double()
-
-
-def lose(entry: dict[str, Any]) -> None:
-    del entry["momentum_buffer"]
+SPOIL: dict[str, Callable[[Any], object]] = {
+    "widen": lambda it: it.update(momentum_buffer=it["momentum_buffer"].double()),
+    "widen in place": lambda it: setattr(it["momentum_buffer"], "data", it["momentum_buffer"].double()),
+    "lose": lambda it: it.pop("momentum_buffer"),
+}
 
 
 @pytest.mark.parametrize("strategy", ["owner", "zero1"])
-@pytest.mark.parametrize("spoil", [widen, widen_in_place, lose])
+@pytest.mark.parametrize("spoil", SPOIL.values(), ids=SPOIL)
 @pytest.mark.parametrize("matrices", [(None, 0), (0, 1)], ids=["one rank", "another matrix on each"])
 def test_momentum_of_another_dtype_on_one_rank_is_named(
-    matrices: tuple[int | None, int], spoil: Callable[[dict[str, Any]], None], strategy: str
+    matrices: tuple[int | None, int], spoil: Callable[[Any], object], strategy: str
 ) -> None:
     ranks, gradients = seated(Grid.of(dp=2), strategy), whole_gradients(UNEVEN)
     ranks.steps([next(gradients)])

@@ -120,14 +120,24 @@ def test_recut_in_place(way: str | None) -> None:
         muon.step()
 
 
-def frozen_first() -> tuple[nn.Sequential, MuonWithAdamW]:
+def frozen_first(replaced: bool = False) -> tuple[nn.Sequential, MuonWithAdamW]:
+    """``replaced``: Accelerate with FSDP2 replaces the model's parameters and then the optimizer's."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     model[0].requires_grad_(False)
-    return model, MuonWithAdamW.from_model(model, lr=0.1)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    if replaced:
+        others = {it: nn.Parameter(it.detach().clone(), it.requires_grad) for it in model.parameters()}
+        for module in model:
+            for name, param in list(module.named_parameters()):
+                setattr(module, name, others[param])
+        for group in both.param_groups:
+            group["params"] = [others[param] for param in group["params"]]
+    return model, both
 
 
-def test_parameters_that_were_frozen_when_the_pair_was_made_are_warned_of() -> None:
-    model, both = frozen_first()
+@pytest.mark.parametrize("replaced", [False, True])
+def test_parameters_that_were_frozen_when_the_pair_was_made_are_warned_of(replaced: bool) -> None:
+    model, both = frozen_first(replaced)
     train(model, both)
     model[0].requires_grad_(True)
     before = copies(model)
@@ -169,15 +179,15 @@ def test_parameters_that_were_replaced_are_let_go() -> None:
     assert [its() is None for its in gone] == [True] * 4
 
 
-@pytest.mark.parametrize("how", ["added", "included"])
+@pytest.mark.parametrize("how", ["added", "added, replaced", "included"])
 def test_unfrozen_parameters_train_once_they_are_added_or_if_they_were_included(how: str) -> None:
     """Lightning's fine-tuning callbacks add a group with only parameters and a learning rate."""
-    model, both = frozen_first()
+    model, both = frozen_first(how.endswith("replaced"))
     if how == "included":
         both = MuonWithAdamW.from_model(model, lr=0.1, include_frozen=True)
     train(model, both)
     model[0].requires_grad_(True)
-    if how == "added":
+    if how != "included":
         both.add_param_group({"params": list(model[0].parameters()), "lr": 0.03})
         assert [group["lr"] for group in both.param_groups] == [0.1, 0.1, 0.03, 0.03]
         assert [group["param_names"] for group in both.param_groups[2:]] == [["0.weight"], ["0.bias"]]
@@ -293,25 +303,3 @@ def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> N
     for found in launch(swap_as_accelerate_does, 2):
         assert len(found) == 2
         assert all(map(torch.equal, found, stocks_answer()))
-
-
-def test_frozen_parameters_are_known_after_a_host_has_replaced_them() -> None:
-    """Accelerate with FSDP2 replaces the model's parameters and then the optimizer's."""
-    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
-    model[0].requires_grad_(False)
-    both = MuonWithAdamW.from_model(model, lr=0.1)
-    others = {it: nn.Parameter(it.detach().clone(), it.requires_grad) for it in model.parameters()}
-    for module in model:
-        for name, param in list(module.named_parameters()):
-            setattr(module, name, others[param])
-    for group in both.param_groups:
-        group["params"] = [others[param] for param in group["params"]]
-    model[0].requires_grad_(True)
-    model(torch.ones(2, 4)).sum().backward()
-    before = copies(model)
-    with pytest.warns(UserWarning, match=r"0\.weight, 0\.bias: frozen when this optimizer"):
-        both.step()
-    assert list(map(torch.equal, model.parameters(), before)) == [True] * 2 + [False] * 4
-    both.add_param_group({"params": list(model[0].parameters())})
-    both.step()
-    assert not any(map(torch.equal, model.parameters(), before))

@@ -270,17 +270,12 @@ def test_a_compiled_function_may_step_it(model: nn.Sequential, both: MuonWithAda
     assert_same_weights(model, other)
 
 
-def test_a_group_cannot_be_added_to_the_pair(both: MuonWithAdamW) -> None:
-    with pytest.raises(UsageError, match=r"\.muon or to \.adamw"):
-        both.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
-    both.muon.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2, 2)))]})
-    assert len(both.param_groups) == 3
-
-
-def test_a_group_added_to_the_pair_comes_after_those_added_to_one_of_them() -> None:
+def test_a_group_is_added_to_one_of_the_pair_or_for_the_models_own_parameters_to_the_pair() -> None:
     model = network()
     model[0].requires_grad_(False)
     both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.2)
+    with pytest.raises(UsageError, match=r"\.muon or to \.adamw"):
+        both.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
     both.muon.add_param_group({"params": [("late", nn.Parameter(torch.zeros(2, 2)))], "lr": 0.3})
     both.add_param_group({"params": [*model[0].parameters()], "lr": 0.4})
     assert [group["lr"] for group in both.param_groups] == [0.1, 0.2, 0.3, 0.4]

@@ -47,22 +47,22 @@ def sampled(ranks: int, data: int, messages: int, cores: int, bandwidth: float =
     return GlooSample((GlooTraffic(data, messages, messages),) * ranks, data, seconds)
 
 
-def test_numbers_are_found_again_that_made_the_samples() -> None:
-    samples = [sampled(ranks, data, messages, 2) for ranks in (2, 4) for data, messages in SIZES]
-    assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, ENDLESS))
+SLOW = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
 
 
-def test_a_ranks_bandwidth_is_found_if_processors_are_not_the_limit() -> None:
-    """At about 0.6 GB per second, two ranks on two cores wait for bandwidth; four ranks wait for cores."""
-    most = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
-    samples = [sampled(ranks, data, messages, 2, most) for ranks in (2, 4) for data, messages in SIZES]
-    assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, most))
-
-
-def test_if_ranks_never_share_a_core_a_messages_work_is_a_rounds_delay() -> None:
-    samples = [sampled(ranks, data, messages, 8) for ranks in (2, 8) for data, messages in SIZES]
-    found = BYTE, 0.0, LATENCY + MESSAGE, TURN, ENDLESS
-    assert astuple(fit_gloo(samples, 8)) == pytest.approx(found)
+@pytest.mark.parametrize(
+    ("cores", "most", "bandwidth", "found"),
+    [
+        (2, 4, ENDLESS, (MESSAGE, LATENCY)),
+        (2, 4, SLOW, (MESSAGE, LATENCY)),  # two ranks on two cores wait for bandwidth; four wait for cores
+        (8, 8, ENDLESS, (0.0, LATENCY + MESSAGE)),  # if ranks share no core, a message's work is a delay
+    ],
+)
+def test_numbers_are_found_again_that_made_the_samples(
+    cores: int, most: int, bandwidth: float, found: tuple[float, float]
+) -> None:
+    samples = [sampled(ranks, *size, cores, bandwidth) for ranks in (2, most) for size in SIZES]
+    assert astuple(fit_gloo(samples, cores)) == pytest.approx((BYTE, *found, TURN, bandwidth))
 
 
 def test_a_collective_takes_from_the_last_question_to_the_last_answer() -> None:
