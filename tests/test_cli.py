@@ -138,9 +138,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(texts.rglob("*")) == before
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert train("--dp", "2", "--tp", "1", "--lr", "1e30", "--out", str(tmp_path / "run")) == cli.FAILED
     assert_one_line(capsys, "try a smaller --lr")
 
@@ -256,9 +254,7 @@ def test_a_run_that_cannot_go_on_is_refused(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_that_is_interrupted_beside_its_comparison_keeps_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_keeps_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muon_tutorial.training.job.run_beside", Mock(side_effect=KeyboardInterrupt))
     assert train("--dp", "1", "--tp", "1", "--compare", "--out", str(tmp_path / "run")) == cli.INTERRUPTED
     assert json.loads((tmp_path / "run" / "result.json").read_text())["check"]["passed"]

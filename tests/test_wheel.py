@@ -79,9 +79,7 @@ def test_it_holds_the_package_and_its_licence_and_nothing_else(wheel: Path) -> N
     assert [name for name in names if "test" in Path(name).stem] == []
 
 
-def test_ranks_take_a_step_from_it_with_no_compiler_and_no_checkout_in_reach(
-    python: Path, tmp_path: Path
-) -> None:
+def test_ranks_step_from_it_with_no_compiler_and_no_checkout_in_reach(python: Path, tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = bare.run([python, "-I", "-c", STEP_ON_RANKS], cwd=tmp_path, env=env)
     place, *same = done.stdout.splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch, split_paramet
 from muon_tutorial.errors import GradientError, MismatchError, TutorialError, UsageError
 from muon_tutorial.step.unreduced_gradient import UnreducedGradient
 
+from ..configs.setups import error_of
+
 Way = Callable[[MuonWithAdamW, nn.Module], object]
 Case = Callable[[int], list[Tensor] | None]
-Result = tuple[str, str, list[Tensor]]
-"""The name and the text of the error, or two empty strings; and tensors to compare."""
 
 
 class Network(nn.Module):
@@ -235,55 +236,46 @@ WAYS: list[Way] = [step_each, ready_all_of_the_model, ready]
 WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 
-def everything(rank: int) -> dict[str, Result]:
-    """All cases in one launch; after each, the ranks can go on together."""
-    found = {name: heard(partial(case, rank)) for name, (case, *_) in REFUSED.items()}
-    others = placed_otherwise_on_one_rank, frozen_and_seeded_otherwise, complex_norm, wide_gradients
-    found |= {case.__name__: heard(partial(case, rank)) for case in others}
-    return found | {way.__name__: heard(partial(trained, way, rank)) for way in (*WAYS, *WRONG)}
+def everything(rank: int) -> dict[str, Any]:
+    """All cases in one launch, with a rank's error or tensors; after each, the ranks can go on together."""
+    refused = {name: partial(case, rank) for name, (case, *_) in REFUSED.items()}
+    refused |= {way.__name__: partial(trained, way, rank) for way in WRONG}
+    refused["placed otherwise"] = partial(placed_otherwise_on_one_rank, rank)
+    found: dict[str, Any] = {name: error_of(case) for name, case in refused.items()}
+    others = frozen_and_seeded_otherwise, complex_norm, wide_gradients
+    found |= {case.__name__: case(rank) for case in others}
+    return found | {way.__name__: trained(way, rank) for way in WAYS}
 
 
-def heard(case: Callable[[], list[Tensor] | None]) -> Result:
-    try:
-        return "", "", case() or []
-    except TutorialError as error:
-        return type(error).__name__, str(error), []
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results() -> list[dict[str, Result]]:
+def results() -> Results:
     return launch(everything, 2, timeout=60)
 
 
-def tensors(results: list[dict[str, Result]], case: Callable) -> list[list[Tensor]]:
-    """Each rank's tensors. Asserts that neither rank raised an error."""
-    found = [of_rank[case.__name__] for of_rank in results]
-    assert [text for _, text, _ in found] == ["", ""]
-    return [held for _, _, held in found]
-
-
 @pytest.mark.parametrize("case", REFUSED)
-def test_both_ranks_are_told(results: list[dict[str, Result]], case: str) -> None:
+def test_both_ranks_are_told(results: Results, case: str) -> None:
     _, error, said = REFUSED[case]
     for of_rank in results:
-        name, text, _ = of_rank[case]
+        name, text = of_rank[case]
         assert name == error.__name__
         assert said in text
 
 
-def test_a_gradient_placed_otherwise_on_one_rank_is_refused_on_both(results: list[dict[str, Result]]) -> None:
-    heard = [of_rank[placed_otherwise_on_one_rank.__name__] for of_rank in results]
-    assert [name for name, _, _ in heard] == ["MismatchError", "GradientError"]
-    (_, other, _), (_, own, _) = heard
+def test_a_gradient_placed_otherwise_on_one_rank_is_refused_on_both(results: Results) -> None:
+    (name, other), (own_name, own) = (of_rank["placed otherwise"] for of_rank in results)
+    assert (name, own_name) == ("MismatchError", "GradientError")
     assert "rank 1 cannot take this step" in other
     assert "but the parameter has (Shard(dim=0),)" in own
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -> None:
+def test_two_ranks_are_one_process(results: Results, way: Way) -> None:
     alone = trained(way, None)
-    for held in tensors(results, way):
-        for one, other in zip(held, alone, strict=True):
+    for of_rank in results:
+        for one, other in zip(of_rank[way.__name__], alone, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -291,24 +283,24 @@ def test_two_ranks_are_one_process(results: list[dict[str, Result]], way: Way) -
     ("way", "said"),
     [(ready_muons_alone, "ready_gradients() of the MuonWithAdamW"), (clip_adamws, "clipping it here would")],
 )
-def test_half_of_the_pair_is_refused(results: list[dict[str, Result]], way: Callable, said: str) -> None:
+def test_half_of_the_pair_is_refused(results: Results, way: Callable, said: str) -> None:
     assert all(said in of_rank[way.__name__][1] for of_rank in results)
 
 
-def test_frozen_parameters_begin_with_the_first_ranks_values(results: list[dict[str, Result]]) -> None:
+def test_frozen_parameters_begin_with_the_first_ranks_values(results: Results) -> None:
     first = list(network().parameters())
-    for held in tensors(results, frozen_and_seeded_otherwise):
-        assert all(map(torch.equal, held, first))
+    for of_rank in results:
+        assert all(map(torch.equal, of_rank["frozen_and_seeded_otherwise"], first))
 
 
-def test_imaginary_parts_count_in_the_norm(results: list[dict[str, Result]]) -> None:
-    for norm, grad in tensors(results, complex_norm):
+def test_imaginary_parts_count_in_the_norm(results: Results) -> None:
+    for norm, grad in (of_rank["complex_norm"] for of_rank in results):
         assert norm.item() == pytest.approx(75**0.5)
         assert torch.linalg.vector_norm(grad).item() == pytest.approx(0.5)
 
 
-def test_gradients_have_the_dtype_that_parameters_ask_for(results: list[dict[str, Result]]) -> None:
-    for [grad] in tensors(results, wide_gradients):
+def test_gradients_have_the_dtype_that_parameters_ask_for(results: Results) -> None:
+    for [grad] in (of_rank["wide_gradients"] for of_rank in results):
         assert grad.dtype == torch.float32
         assert torch.equal(grad, torch.full((3,), 0.5))
 

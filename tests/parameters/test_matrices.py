@@ -219,8 +219,6 @@ def test_dtensors_that_a_strategy_cannot_step_are_refused_by_name() -> None:
         (2, "parameter 0 has dimensions 0 to 1, not 2"),
     ],
 )
-def test_a_tp_dim_that_fits_no_dimension_or_leaves_a_parameter_open_is_refused(
-    tp_dim: TpDim, says: str
-) -> None:
+def test_a_tp_dim_that_fits_no_dimension_or_lacks_a_parameter_is_refused(tp_dim: TpDim, says: str) -> None:
     with pytest.raises(StrategyError, match=says):
         describe_matrices([{"params": [weight(4, 4), weight(4, 4)]}], Grid.of(tp=2).at(0), tp_dim)

@@ -55,9 +55,7 @@ def test_one_list_is_cut_into_equal_slices_whatever_the_rounds(variant: str, cas
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith(("gram", "cut"))])
 @given(case=cases())
 @settings(deadline=None, max_examples=20)
-def test_rounds_in_flight_hold_at_most_the_limit_or_as_many_of_the_largest_matrices(
-    variant: str, case: Case
-) -> None:
+def test_rounds_in_flight_hold_the_limit_or_as_many_of_the_largest(variant: str, case: Case) -> None:
     """The limit holds for each flat buffer; under ``owner``, for the bf16 matrices of one rank."""
     plan = case.plan(VARIANTS[variant])
     shared = case.grid.size("tp") if variant.startswith("layerwise") else 1  # their pieces share a buffer

@@ -60,9 +60,7 @@ def test_every_matrix_is_in_one_bucket_of_its_kind_and_is_its_workers_work(varia
 @every_variant
 @given(case=cases(), data=st.data())
 @settings(deadline=None, max_examples=10)
-def test_the_order_in_which_matrices_are_listed_does_not_matter(
-    variant: str, case: Case, data: st.DataObject
-) -> None:
+def test_the_order_of_the_list_does_not_matter(variant: str, case: Case, data: st.DataObject) -> None:
     shuffled = Case(tuple(data.draw(st.permutations(case.matrices))), case.grid, case.round_bytes)
     assert shuffled.plan(VARIANTS[variant]) == case.plan(VARIANTS[variant])
 

@@ -142,9 +142,7 @@ def test_ranks_that_are_retold_do_to_the_bit_what_they_do_when_walked(
 
 
 @pytest.mark.parametrize("name", ["replicated", "round_robin", "owner", "gram"])
-def test_what_is_charged_once_a_shape_is_to_the_bit_what_every_matrix_costs(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_charged_once_is_what_every_matrix_costs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two grids share the walks. A weight holds two matrices, and tp, which cuts columns, cuts both."""
     parts: list[Matrix] = []
     for param in range(4):
