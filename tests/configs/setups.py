@@ -241,7 +241,9 @@ def ep(mesh: DeviceMesh) -> Rig:
     """Each rank has an expert and tokens of its own; the expert is sharded if there is an fsdp axis."""
     torch.manual_seed(7 + place(mesh, "ep"))
     expert = Block(WIDTH, HIDDEN)
-    return rig(fully_shard(expert, mesh=mesh["fsdp"]) if has(mesh, "fsdp") else expert, mesh)
+    if has(mesh, "fsdp"):
+        fully_shard(expert, mesh=mesh["fsdp"])
+    return rig(expert, mesh)
 
 
 def pp(mesh: DeviceMesh) -> Rig:

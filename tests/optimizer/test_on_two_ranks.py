@@ -238,7 +238,7 @@ WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 def everything(rank: int) -> dict[str, Any]:
     """All cases in one launch, with a rank's error or tensors; after each, the ranks can go on together."""
-    refused = {name: partial(case, rank) for name, (case, *_) in REFUSED.items()}
+    refused: dict[str, Callable] = {name: partial(case, rank) for name, (case, *_) in REFUSED.items()}
     refused |= {way.__name__: partial(trained, way, rank) for way in WRONG}
     refused["placed otherwise"] = partial(placed_otherwise_on_one_rank, rank)
     found: dict[str, Any] = {name: error_of(case) for name, case in refused.items()}
