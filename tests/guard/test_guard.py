@@ -24,6 +24,7 @@ from muon_tutorial import (
     split_parameters,
 )
 from muon_tutorial.errors import GradientError, MismatchError, UsageError
+from muon_tutorial.guard.guard import State
 from muon_tutorial.step import orthogonalize, step
 
 from ..configs.setups import heard
@@ -40,6 +41,27 @@ def muon_of(*params: nn.Parameter, strategy: str | None = None, **options: Any) 
     mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
     named = [(f"w{index}", param) for index, param in enumerate(params)]
     return Muon(named, strategy=strategy, mesh=mesh, **options)
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+def test_the_states_of_a_step(strategy: str | None) -> None:
+    param = square()
+    muon = muon_of(param, strategy=strategy)
+    seen = [muon.guard.state]
+    muon.ready_gradients(1.0)
+    seen.append(muon.guard.state)
+    before_step = muon.guard.before_step
+
+    def watched(*arguments: Any) -> Any:
+        steps = yield from before_step(*arguments)
+        seen.append(muon.guard.state)
+        return steps
+
+    with patch.object(muon.guard, "before_step", watched):
+        muon.step()
+    seen.append(muon.guard.state)
+    assert seen == [State.OPEN, State.READY, State.STEPPING, State.OPEN]
+    assert muon.guard.steps_done == 1
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
