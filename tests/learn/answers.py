@@ -1,13 +1,25 @@
-"""Helpers that assert that an exercise rejects an answer with a certain message, and that a quiz is right."""
+"""Helpers that make wrong answers, and assert what an exercise says to them, and that a quiz is right."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from muon_tutorial.learn.exercises.judge import Exercise
+
+
+def altered(function: Any, *changes: tuple[str, str]) -> Any:
+    """A function, usually a reference, with other code in some places of its text."""
+    text, names = inspect.getsource(function), dict(vars(sys.modules[function.__module__]))
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    exec(text, names)
+    return names[function.__name__]
 
 
 def message_of_wrong(exercise: Exercise, *answers: Any) -> str:

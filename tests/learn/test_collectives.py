@@ -17,63 +17,17 @@ from muon_tutorial.learn import collectives
 from muon_tutorial.learn.collectives.exercises import ring_seconds
 from muon_tutorial.learn.collectives.messages import PieceContent, content_of, fill
 
-from .answers import judged, message_of_wrong
+from .answers import altered, judged, message_of_wrong
 
-
-def made(
-    sent: Callable = lambda rank, step: rank - step,
-    came: Callable = lambda rank, step: rank - step - 1,
-    more_rounds: int = 0,
-    wait: bool = True,
-) -> Callable:
-    """A ring, which arguments can make wrong: in the piece sent or received, the rounds, or the wait."""
-
-    def ring(mine: Tensor, rank: int, ranks: int) -> Any:
-        pieces = [torch.zeros_like(mine) for _ in range(ranks)]
-        pieces[rank] = mine
-        for step in range(ranks - 1 + more_rounds):
-            sending: Any = dist.isend(pieces[sent(rank, step) % ranks], (rank + 1) % ranks)
-            dist.recv(pieces[came(rank, step) % ranks], (rank - 1) % ranks)
-            if wait:
-                sending.wait()
-        return pieces
-
-    return ring
-
-
-solution = made()
-always_its_own = made(sent=lambda rank, step: rank)
-
-
-def sends_first(mine: Tensor, rank: int, ranks: int) -> Any:
-    dist.send(mine, (rank + 1) % ranks)
-    return solution(mine, rank, ranks)
-
-
-def receives_first(mine: Tensor, rank: int, ranks: int) -> Any:
-    dist.recv(torch.empty_like(mine), (rank - 1) % ranks)
-    return solution(mine, rank, ranks)
-
-
-def one_buffer(mine: Tensor, rank: int, ranks: int) -> Any:
-    pieces, arrived = [mine] * ranks, torch.empty_like(mine)
-    for step in range(ranks - 1):
-        sending: Any = dist.isend(mine if step == 0 else arrived.clone(), (rank + 1) % ranks)
-        dist.recv(arrived, (rank - 1) % ranks)
-        sending.wait()
-        pieces[(rank - step - 1) % ranks] = arrived
-    return pieces
+solution = collectives.ring_all_gather
+ring = partial(altered, solution, ("empty_like", "zeros_like"))
+scatter = partial(altered, collectives.ring_reduce_scatter)
 
 
 def torchs_own(mine: Tensor, rank: int, ranks: int) -> Any:
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     dist.all_gather(pieces, mine)
     return pieces
-
-
-def to_nobody(mine: Tensor, rank: int, ranks: int) -> Any:
-    dist.isend(mine, rank + 1)
-    dist.recv(mine, (rank - 1) % ranks)
 
 
 def to_everybody(mine: Tensor, rank: int, ranks: int) -> Any:
@@ -93,13 +47,22 @@ def says(function: Callable, ranks: int, timeout: float = 5.0) -> str:
 
 
 WRONG_RINGS = [
-    (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, which holds it already"),
-    (made(more_rounds=1), "sends piece 1 to rank 1, which holds it already"),
-    (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
-    (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
+    (ring(("(rank - step) %", "rank %")), "Round 2: rank 0 sends piece 0 to rank 1, which holds it already"),
+    (ring(("range(ranks - 1)", "range(ranks)")), "sends piece 1 to rank 1, which holds it already"),
+    (
+        ring(("range(ranks - 1)", "range(ranks - 2)")),
+        "Rank 0 returned no piece at place 1: that buffer was never filled",
+    ),
+    (ring(("step) %", "step - 1) %")), "Round 1: rank 0 sends a buffer that holds no piece yet"),
     (lambda *given: solution(*given)[::-1], "at place 0. Pieces are in the order of ranks"),
     (lambda *given: torch.cat(solution(*given)), "pieces; rank 0 returned Tensor"),
-    (one_buffer, "what came last has overwritten the rest"),
+    (
+        ring(
+            ("(mine) for _ in range(ranks)]", "(mine)] * ranks"),
+            ("ranks], group=group, group_dst", "ranks].clone(), group_dst"),
+        ),
+        "what came last has overwritten the rest",
+    ),
     (torchs_own, "no message was seen. Send them yourself"),
     (lambda mine, rank, ranks: dist.recv(mine, rank - 1), "there is no rank -1: ranks go from 0 to"),
     (to_everybody, "In a ring it sends to rank 1 only"),
@@ -107,15 +70,17 @@ WRONG_RINGS = [
 
 
 def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
-    message = says(to_nobody, 3)
+    message = says(ring(("(rank + 1) % ranks", "rank + 1")), 3)
     assert "there is no rank 3: ranks go from 0 to 2. Take it % 3." in message
     assert not any(word in message for word in ("SIGSEGV", "messages.py", "Hint"))
 
 
 def test_ranks_that_wait_for_each_other_or_for_no_handle_are_told() -> None:
+    sends_first = ring(("    for", "    dist.send(mine, (rank + 1) % ranks)\n    for"))
+    receives_first = ring(("    for", "    dist.recv(mine.clone(), (rank - 1) % ranks)\n    for"))
     assert "all are in send(), and none receives" in says(sends_first, 3, timeout=1.5)
     assert "rank 0 waits to receive from rank 2" in says(receives_first, 3, timeout=1.5)
-    message = says(made(wait=False), 4, timeout=3.0)
+    message = says(ring(("sending.wait()", "pass")), 4, timeout=3.0)
     assert "has not waited for" in message or "returns without wait()" in message
 
 
@@ -132,32 +97,6 @@ def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     return torch.stack([theirs.chunk(ranks)[rank] for theirs in every]).sum(0)
 
 
-def summed(start: int = -1, last: int = 0, mine: Callable = lambda rank, step: rank - step - 2) -> Callable:
-    """A reduce_scatter, which an argument can make wrong."""
-
-    def scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
-        total = pieces[(rank + start) % ranks]
-        for step in range(ranks - 1 + last):
-            sending: Any = dist.isend(total, (rank + 1) % ranks)
-            arrived = torch.empty_like(total)
-            dist.recv(arrived, (rank - 1) % ranks)
-            sending.wait()
-            total = arrived + pieces[mine(rank, step) % ranks]
-        return total
-
-    return scatter
-
-
-def in_place(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
-    for step in range(ranks - 1):
-        sending: Any = dist.isend(pieces[(rank - step - 1) % ranks], (rank + 1) % ranks)
-        arrived = torch.empty_like(pieces[0])
-        dist.recv(arrived, (rank - 1) % ranks)
-        sending.wait()
-        pieces[(rank - step - 2) % ranks].add_(arrived)
-    return pieces[rank]
-
-
 def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     whole = torch.cat(pieces)
     dist.all_reduce(whole)
@@ -170,11 +109,22 @@ def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         (lambda pieces, rank, ranks: pieces, "a tensor of 1024 entries; rank 0 returned list"),
         (lambda pieces, rank, ranks: torch.cat(pieces), "returned a tensor of shape"),
         (lambda pieces, rank, ranks: pieces[rank], "but the entries of rank 1, 2"),
-        (summed(last=-1, start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
-        (summed(mine=lambda r, step: r), "returned is not a sum of one piece"),
-        (summed(start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
+        (
+            scatter(("[(rank - 1)", "[(rank)"), ("ranks - 1)", "ranks - 2)"), ("step - 2", "step - 1")),
+            "Its own is piece 0",
+        ),
+        (scatter(("(rank - step - 2) %", "rank %")), "returned is not a sum of one piece"),
+        (scatter(("[(rank - 1)", "[(rank)"), ("step - 2", "step - 1")), "Its own is piece 0"),
         (torchs_sum, "no message was seen"),
-        (in_place, "Rank 0 has changed the pieces that it was given"),
+        (
+            scatter(
+                (
+                    "total = arrived + pieces[(rank - step - 2) % ranks]",
+                    "total = pieces[rank - step - 2].add_(arrived)",
+                )
+            ),
+            "Rank 0 has changed the pieces that it was given",
+        ),
     ],
 )
 def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(wrong: Callable, message: str) -> None:

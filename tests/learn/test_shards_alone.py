@@ -13,7 +13,7 @@ from torch import Tensor
 
 from muon_tutorial.learn import shards_alone
 
-from .answers import PASSES, assert_quiz, assert_wrong, judged, message_of_wrong
+from .answers import altered, assert_quiz, assert_wrong, judged, message_of_wrong
 
 
 def found(matrix: str, cut: str, pieces: int) -> shards_alone.Comparison:
@@ -46,36 +46,11 @@ def near(update: Tensor, right: Tensor) -> list[float]:
     return [cosine.item(), ((update - right).norm() / right.norm()).item()]
 
 
-def parted(turned: Tensor) -> list[float]:
-    """The lesson's own solution."""
-    squares = turned**2
-    on, inside = squares.diagonal().sum(), squares[:, : len(turned)].sum()
-    return [(part / squares.sum()).item() for part in (on, inside - on, squares.sum() - inside)]
-
-
 def test_nearness_is_that_of_the_lessons_own_comparison() -> None:
     whole = shards_alone.gradient()
     update = shards_alone.pieces_alone(whole, 1, 4)
     alone = shards_alone.compare(update, whole)
     assert near(update, shards_alone.orthogonal(whole)) == pytest.approx([alone.cosine, alone.distance])
-
-
-def ratio(shape: tuple[int, int], dim: int, tp: int) -> list[float]:
-    shard = list(shape)
-    shard[dim] //= tp
-    pairs = zip(factors(*shape), factors(*shard), strict=True)
-    return [whole / mine for whole, mine in pairs]
-
-
-def factors(m: int, n: int) -> tuple[float, float]:
-    return max(1, m / n) ** 0.5, 0.2 * max(m, n) ** 0.5
-
-
-test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (shards_alone.write_nearness, [(near, PASSES)]),
-    (shards_alone.write_shares, [(parted, PASSES)]),
-    (shards_alone.check_ratio, [(ratio, PASSES)]),
-)
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
@@ -84,35 +59,24 @@ def gathered(piece: Tensor, group: Any) -> list[Tensor]:
     return pieces
 
 
-def solution(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, group), dim=dim)
-
-
-def along(dim_of: Callable[[int], int]) -> Callable:
-    """A gather that joins the pieces along the dimension that ``dim_of`` chooses."""
-    return lambda piece, dim, group: torch.cat(gathered(piece, group), dim=dim_of(dim))
-
-
-def backwards(piece: Tensor, dim: int, group: Any) -> Any:
-    return torch.cat(gathered(piece, group)[::-1], dim=dim)
-
-
-def one_tensor(piece: Tensor, dim: int, group: Any) -> Any:
-    pieces = [torch.empty_like(piece)] * group.size()
-    dist.all_gather(pieces, piece, group=group)
-    return torch.cat(pieces, dim=dim)
+gather = shards_alone.gather_whole
+backwards = altered(gather, ("cat(shards", "cat(shards[::-1]"))
+below = altered(gather, ("dim=dim", "dim=0"))
 
 
 WRONG: list[tuple[Callable, str]] = [
-    (one_tensor, "Hint: [empty] * n is one tensor, n times"),
-    (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
-    (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
-    (lambda *given: along(lambda dim: 0)(*given).view(shards_alone.SHAPE), "right, but at row 0, column"),
+    (
+        altered(gather, (" for _ in range(group.size())]", "] * group.size()")),
+        "Hint: [empty] * n is one tensor, n times",
+    ),
+    (altered(gather, ("dim=dim", "dim=1")), "Cut by rows, rank 0: the shape is"),
+    (below, "Cut by columns, rank 0: the shape is"),
+    (lambda *given: below(*given).view(shards_alone.SHAPE), "right, but at row 0, column"),
     (backwards, "the shape is right, but at row 0, column 0 is the entry of row 0, column"),
-    (lambda piece, dim, group: torch.stack(gathered(piece, group), dim=dim), "without a new dimension"),
+    (altered(gather, ("cat", "stack")), "without a new dimension"),
     (lambda piece, dim, group: piece, "nothing was put together"),
     (lambda piece, dim, group: torch.full(shards_alone.SHAPE, -1.0), "was never filled"),
-    (lambda piece, dim, group: gathered(piece, group), "return a matrix, not list"),
+    (altered(gather, ("torch.cat(shards, dim=dim)", "shards")), "return a matrix, not list"),
 ]
 
 
@@ -123,22 +87,12 @@ def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str
     assert "Without group" not in message
 
 
-def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
-    pieces = [torch.empty_like(piece) for _ in range(group.size())]
-    dist.all_gather(pieces, piece)
-    return torch.cat(pieces, dim=dim)
-
-
-def first_of_the_world(piece: Tensor, dim: int, group: Any) -> Tensor:
-    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
-    dist.all_gather(pieces, piece)
-    return torch.cat(pieces[: group.size()], dim=dim)
-
-
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    everybody = lambda piece, dim, group: solution(piece, dim, dist.group.WORLD)  # noqa: E731
+    left_out, world = (", group=group", ""), ("group.size()", "dist.get_world_size()")
+    everybody, without_group = altered(gather, left_out, world), altered(gather, left_out)
+    first_of_the_world = altered(gather, left_out, world, ("cat(shards", "cat(shards[: group.size()]"))
     assert_wrong(shards_alone.check_gather(2, 2), everybody, "shards of all ranks")
     assert_wrong(shards_alone.check_gather(2, 2), first_of_the_world, "another tp group's")
     said = shards_alone.check_gather(2, 2).check(without_group).message
@@ -154,41 +108,17 @@ def test_pictures_show_the_readers_run() -> None:
         return shards_alone.picture_of_gathered(shards_alone.run_gather(function, 1, 2)).alt
 
     assert shown(backwards).count("wrong from row 0, column 0") == 2
-    assert "128 × 128, a wrong shape" in shown(along(lambda dim: 0))
+    assert "128 × 128, a wrong shape" in shown(below)
     assert "no matrix" in shown(lambda piece, dim, group: [piece])
 
 
-def with_power(power: float) -> Callable:
-    def update(shard: Tensor, group: Any) -> Tensor:
-        gram = shard @ shard.T
-        dist.all_reduce(gram, group=group)
-        return power_of(gram, power) @ shard
-
-    return update
-
-
-from_gram = with_power(-0.5)
-
-
-def power_of(gram: Tensor, power: float) -> Tensor:
-    values, directions = torch.linalg.eigh(gram)
-    return directions @ torch.diag(values**power) @ directions.T
-
-
-def from_triangle(shard: Tensor, group: Any) -> Tensor:
-    """Send only one half of GGᵀ, which is symmetric."""
-    rows, columns = torch.triu_indices(len(shard), len(shard)).unbind()
-    gram = shard @ shard.T
-    half = gram[rows, columns]
-    dist.all_reduce(half, group=group)
-    gram[rows, columns] = gram[columns, rows] = half
-    return power_of(gram, -0.5) @ shard
-
-
-def in_half(shard: Tensor, group: Any) -> Tensor:
-    gram = (shard @ shard.T).bfloat16()
-    dist.all_reduce(gram, group=group)
-    return power_of(gram.float(), -0.5) @ shard
+surviving = shards_alone.surviving_update
+halved = (
+    "dist.all_reduce(gram, group=group)",
+    "rows, columns = torch.triu_indices(len(gram), len(gram)).unbind()\n    half = gram[rows, columns]\n"
+    "    dist.all_reduce(half, group=group)\n    gram[rows, columns] = gram[columns, rows] = half",
+)
+"""Sends only one half of GGᵀ, which is symmetric."""
 
 
 def after_gather(shard: Tensor, group: Any) -> Tensor:
@@ -197,29 +127,26 @@ def after_gather(shard: Tensor, group: Any) -> Tensor:
     return shards_alone.my_piece(shards_alone.orthogonal(whole), 1, place, group.size())
 
 
-def by_broadcast(shard: Tensor, group: Any) -> Tensor:
-    dist.broadcast(shard, 0)
-    return shard
-
-
 def test_an_update_that_needs_only_a_sum_of_gram_matrices_passes_at_par() -> None:
-    for update in (from_gram, shards_alone.surviving_update):
-        said = shards_alone.check_survival(2, 2).check(update).message
-        assert f"Yours takes {64 * 64 * 4} bytes; par is" in said
-    below = shards_alone.check_survival(1, 4).check(from_triangle)
-    assert below
-    assert "You are below it!" in below.message
+    said = shards_alone.check_survival(2, 2).check(surviving).message
+    assert f"Yours takes {64 * 64 * 4} bytes; par is" in said
+    better = shards_alone.check_survival(1, 4).check(altered(surviving, halved))
+    assert better
+    assert "You are below it!" in better.message
 
 
 WRONG_UPDATES: list[tuple[Callable, str]] = [
     (lambda shard, group: shards_alone.orthogonal(shard), "no rank has sent anything"),
-    (with_power(-1), "it is U S^-1 Vᵀ, where S^0 is wanted"),
-    (with_power(0), "it is U S^1 Vᵀ"),
-    (lambda shard, group: from_gram(shard, group) / 2, "points the right way, and its singular values are"),
+    (altered(surviving, ("rsqrt()", "reciprocal()")), "it is U S^-1 Vᵀ, where S^0 is wanted"),
+    (altered(surviving, ("rsqrt()", "pow(0)")), "it is U S^1 Vᵀ"),
+    (lambda shard, group: surviving(shard, group) / 2, "points the right way, and its singular values are"),
     (after_gather, "The update is right, but a rank sends"),
-    (lambda shard, group: from_gram(shard.double(), group), "is it float64"),
-    (in_half, "The real matrix: "),
-    (by_broadcast, "dist.broadcast is not counted here"),
+    (lambda shard, group: surviving(shard.double(), group), "is it float64"),
+    (
+        altered(surviving, ("(gram, g", "(gram := gram.bfloat16(), g"), ("(gram)", "(gram.float())")),
+        "The real matrix: ",
+    ),
+    (altered(surviving, ("all_reduce(gram", "broadcast(gram, 0")), "dist.broadcast is not counted here"),
     (lambda shard, group: torch.cat(gathered(shard, group), dim=1), "That is the whole update"),
     (lambda shard, group: [shard], "return a matrix, not list"),
 ]
@@ -231,7 +158,7 @@ test_an_update_that_does_not_survive_is_told_why = judged(
 
 
 def test_a_wrong_update_is_shown_in_the_directions_of_the_gradient() -> None:
-    verdict = shards_alone.check_survival(2, 2).check(lambda shard, group: from_gram(shard, None))
+    verdict = shards_alone.check_survival(2, 2).check(lambda shard, group: surviving(shard, None))
     assert "singular values are near 0.7" in verdict.message
     assert "group=group is missing" in verdict.message
     assert verdict.picture is not None

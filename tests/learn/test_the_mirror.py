@@ -20,7 +20,7 @@ from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.recording import LAST, StepRecording, Tile, dumps, load, loads
 
-from .answers import PASSES, assert_wrong, judged
+from .answers import PASSES, altered, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -34,10 +34,6 @@ def walking(hops_of: Callable[[Any], Iterable[Any]], turned: bool = True) -> Cal
         return x
 
     return way_back
-
-
-def without_return(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    yield from lesson.way_back(x, route, at, label)
 
 
 def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
@@ -67,7 +63,7 @@ WAYS_BACK = [
     (walking(lambda route: route.hops), "Which hop"),
     (walking(lambda route: route.hops[-1:]), "came back with"),
     (walking(lambda route: reversed(route.hops), turned=False), "Take the hop the other way"),
-    (without_return, "return x"),
+    (altered(lesson.way_back, ("return", "yield from")), "return x"),
     (slicing_alone, "raised IndexError"),
     (lambda x, route, at, label: x, "way_back makes no request"),
     (walking_some(last=True), "object is not subscriptable. A take, travel or way_back without `yield from`"),
@@ -83,105 +79,64 @@ SHAPES = [
 ]
 
 
-Unpack = Callable[[torch.Tensor, Any], torch.Tensor]
-
-
-def step_with(
-    unpack: Unpack = lesson.unpack,
-    way_back: Callable[..., Walk] = lesson.way_back,
-    upto: int = 7,
-    slices: bool = True,
-    write: bool = True,
-    mean: bool = True,
-    apply: bool = True,
-    phase: int = 3,
-    buffer: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
-    label: Callable[..., Any] = lambda job, phase, entry: job.label(phase, entry),
-    gather: bool = True,
-) -> Callable[..., Walk]:
-    """The step with one part replaced, as a reader could get it wrong."""
-
-    def step(job: Any, bucket: Any, at: Any) -> Walk:
-        summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
-        inputs = job.momentum(bucket, summed)
-        inputs = inputs if mean else summed.to(inputs.dtype)
-        flat = yield from travel(inputs, bucket.compute, at, job.label(2))
-        done = buffer(flat)
-        for entry, meta in job.matrices(bucket):
-            whole = unpack(flat, meta)
-            if gather:
-                whole = yield from travel(whole, entry.route, at, job.label(phase, entry))
-            update = job.newton_schulz(entry, whole)
-            piece = yield from way_back(update, entry.route, at, label(job, 5, entry))
-            done[slice(*meta.global_range)] = piece.flatten()
-        kept = (yield from way_back(done, bucket.compute, at, job.label(6))) if slices else done
-        if upto < 7:
-            return
-        kept = job.apply(bucket, kept) if apply else kept
-        fresh = yield from travel(kept, bucket.parameter, at, job.label(7))
-        if write:
-            job.write(bucket, fresh)
-
-    return step
-
-
-def nameless(job: Any, phase: int, entry: Any) -> Any:
-    return job.label(phase)
-
-
-def upside_down(flat: torch.Tensor, meta: Any) -> torch.Tensor:
-    right = lesson.unpack(flat, meta)
-    return right.flip(0) if meta.name == "o" else right
-
-
-def from_the_start(flat: torch.Tensor, meta: Any) -> torch.Tensor:
-    return flat[: math.prod(meta.shape)].view(meta.shape)
-
-
-def without_yield_from(phase: int) -> Callable[..., Walk]:
-    """Wrong: makes the walk of a phase, 1 or 2, and does not run it."""
-
-    def step(job: Any, bucket: Any, at: Any) -> Walk:
-        summed: Any = travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
-        if phase == 2:
-            summed = yield from summed
-        flat: Any = travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
-        yield from travel(torch.zeros_like(flat), bucket.parameter, at, job.label(7))
-
-    return step
-
-
 def not_walked(job: Any, bucket: Any, at: Any) -> Any:
     summed: Any = travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
     return job.momentum(bucket, summed)
 
 
+PHASE_3 = "yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))"
+PHASE_6 = "yield from way_back(done, bucket.compute, at, job.label(6))"
+PHASE_7 = "fresh = yield from travel(job.apply(bucket, kept), bucket.parameter, at, job.label(7))"
+
+
+def step_with(old: str, new: str) -> Callable[..., Walk]:
+    """The step with other code in one place, as a reader could get it wrong."""
+    return altered(lesson.reference_step, (old, new))
+
+
+UPTO_6 = step_with(PHASE_7, "return")
+FLAT = step_with("unpack(flat, meta)", "unpack(flat, meta).flatten()")
 WRONG_STEPS = [
-    (without_yield_from(1), "phase 1 (gradient reduce_scatter) is the first to differ"),
-    (without_yield_from(1), "without `yield from` is only a generator: it has sent nothing."),
-    (without_yield_from(2), "phase 2 (dp gather) is the first to differ"),
-    (step_with(mean=False), "phase 2 (dp gather) is the first to differ: rank 0 sends wrong entries"),
-    (step_with(unpack=upside_down), "of o: the first at 0, the last at 511 of 512"),
-    (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
-    (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
-    (step_with(gather=False), "phase 3 (tp gather) is the first to differ: rank 0: "),
-    (step_with(unpack=flat_of), "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
     (
-        step_with(slices=False),
+        step_with("summed = yield from", "summed ="),
+        "phase 1 (gradient reduce_scatter) is the first to differ",
+    ),
+    (
+        step_with("summed = yield from", "summed ="),
+        "without `yield from` is only a generator: it has sent nothing.",
+    ),
+    (step_with("flat = yield from", "flat ="), "phase 2 (dp gather) is the first to differ"),
+    (
+        step_with("job.momentum(bucket, summed)", "summed.to(job.momentum(bucket, summed).dtype)"),
+        "phase 2 (dp gather) is the first to differ: rank 0 sends wrong entries",
+    ),
+    (
+        step_with("(flat, meta)", "(flat, meta).flip([0] * (meta.name == 'o'))"),
+        "of o: the first at 0, the last at 511 of 512",
+    ),
+    (
+        step_with("unpack(flat, meta)", "flat[: unpack(flat, meta).numel()].view(meta.shape)"),
+        "phase 3 (tp gather) is the first to differ",
+    ),
+    (FLAT, "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
+    (step_with(PHASE_3, "unpack(flat, meta)"), "phase 3 (tp gather) is the first to differ: rank 0: "),
+    (FLAT, "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
+    (
+        step_with(PHASE_6, "done"),
         "together (all must send equally many, 1/2 of what each receives): rank 0 asks all_gather",
     ),
-    (step_with(phase=5), "The correct request: all_gather"),
-    (step_with(label=nameless), "job.label(5) names no matrix; write job.label(5, entry)"),
-    (step_with(upto=6), "never asks for all_gather"),
+    (step_with("label(3", "label(5"), "The correct request: all_gather"),
+    (step_with("label(5, entry)", "label(5)"), "job.label(5) names no matrix; write job.label(5, entry)"),
+    (UPTO_6, "never asks for all_gather"),
     (
-        step_with(apply=False),
+        step_with("job.apply(bucket, kept)", "kept"),
         "phase 7 (parameter all_gather) is the first to differ: job.apply was not called",
     ),
-    (step_with(write=False), "its new weights are not those of the step"),
-    (step_with(way_back=travel), "It stopped with"),
+    (step_with("job.write(bucket, fresh)", "pass"), "its new weights are not those of the step"),
+    (step_with("way_back", "travel"), "It stopped with"),
     (lambda job, bucket, at: None, "The step makes no request"),
     (not_walked, "'generator' and 'int'. In: return job.momentum(bucket, summed) A take, travel or way_back"),
-    (step_with(buffer=lambda flat: flat), PASSES),
+    (step_with("torch.zeros_like(flat)", "flat"), PASSES),
     ("my_step", "Give a function"),
 ]
 
@@ -198,7 +153,7 @@ def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, t
     verdict = lesson.step_exercise(dp, tp, 0).check(lesson.reference_step)
     assert verdict
     assert "lines; par is 12" in verdict.message
-    assert "never asks" in str(lesson.first_difference(step_with(upto=6), 2, 1, 0))
+    assert "never asks" in str(lesson.first_difference(UPTO_6, 2, 1, 0))
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])

@@ -15,6 +15,8 @@ from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
 from muon_tutorial.plan.matrix import held_box
 
+from .answers import altered
+
 State = dict[str, Any]
 
 
@@ -92,52 +94,6 @@ def uneven(mine: Tensor, owner: int, state: State) -> Any:
     return torch.cat(pieces) if dist.get_rank() == owner else None
 
 
-def splitting(mine: Tensor, owner: int, state: State, place: int) -> tuple[list[int], list[int]]:
-    ranks = ranks_of(state)
-    rows, columns = shape_of(state)
-    send = [mine.numel() * (each == place) for each in range(len(ranks))]
-    return send, [n * columns * (dist.get_rank() == owner) for n in right.rows_of(rows, len(ranks))]
-
-
-def by_global_rank(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: a global rank is the index into a list with one entry for each rank of the group."""
-    send, take = splitting(mine, owner, state, owner % len(ranks_of(state)))
-    whole = mine.new_empty(sum(take))
-    dist.all_to_all_single(whole, mine.flatten(), take, send, group=state["group"])
-    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
-
-
-def swapped(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: passes the sizes to send as the sizes to receive, and the other way round."""
-    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
-    whole = mine.new_empty(sum(take))
-    dist.all_to_all_single(whole, mine.flatten(), send, take, group=state["group"])
-    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
-
-
-def without_group(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: the call does not name the group."""
-    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
-    whole = mine.new_empty(sum(take))
-    dist.all_to_all_single(whole, mine.flatten(), take, send)
-    return whole.view(shape_of(state)) if dist.get_rank() == owner else None
-
-
-def not_exchanged(update: Tensor | None, owner: int, state: State) -> Any:
-    """Wrong: sends and takes on the way back what it sent and took on the way out."""
-    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
-    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
-    flat = mine.new_empty(0) if update is None else update.flatten()
-    dist.all_to_all_single(mine.flatten(), flat, take, send, group=state["group"])
-    return mine
-
-
-def skips_idle(mine: Tensor, owner: int, state: State) -> Any:
-    """Wrong: a rank that has nothing to send or to take does not call."""
-    send, take = splitting(mine, owner, state, ranks_of(state).index(owner))
-    return right.gather(mine, owner, state) if any(send) or any(take) else None
-
-
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
     """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
@@ -154,24 +110,6 @@ def broadcast(update: Tensor | None, owner: int, state: State, as_it_lies: bool 
     whole = whole if as_it_lies else whole.contiguous()
     dist.broadcast(whole, src=owner, group=state["group"])
     return whole.split(right.rows_of(len(whole), len(ranks)))[ranks.index(dist.get_rank())]
-
-
-def keeps_all(update: Tensor | None, owner: int, state: State) -> Any:
-    part = right.redistribute(update, owner, state)
-    return part if update is None else update
-
-
-def of_no_dtype(update: Tensor | None, owner: int, state: State) -> Any:
-    """Wrong: a rank without the update brings an empty tensor of float32."""
-    mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
-    take, send = splitting(mine, owner, state, ranks_of(state).index(owner))
-    flat, part = torch.empty(0) if update is None else update.flatten(), mine.flatten()
-    dist.all_to_all_single(part, flat, take, send, group=state["group"])
-    return part.view(state["local_shape"])
-
-
-def no_answer(update: Tensor | None, owner: int, state: State) -> Any:
-    right.redistribute(update, owner, state)
 
 
 def first_rows(update: Tensor | None, owner: int, state: State) -> Any:
@@ -199,6 +137,8 @@ ASSIGNED: list[tuple[Any, str]] = [
     (5, "Give a function."),
     (lambda params, state: state["ranks"], "assign raised on rank 0: KeyError: 'ranks'"),
 ]
+PLACED_BY_RANK = "[sum(send) * (i == dst_rank % len(send)) for i in range(len(send))]"
+"""A global rank as the index into a list with one entry for each rank of the group."""
 GATHERED: list[tuple[Callable, str]] = [
     (lambda mine, owner, state: padded(mine, owner, state, strip=False), "That is with padding"),
     (
@@ -216,24 +156,41 @@ GATHERED: list[tuple[Callable, str]] = [
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
     (
-        skips_idle,
+        altered(
+            right.gather, ("    whole =", "    if not any(send + take):\n        return None\n    whole =")
+        ),
         "had returned without making the call. Only the owner gets the matrix, but every rank calls",
     ),
     (uneven, "dist.gather wants equal pieces"),
-    (by_global_rank, "a rank sends itself more or fewer elements than it takes from itself. Hint: Only"),
-    (without_group, "Hint: Does the call name group=state['group']?"),
-    (swapped, "Hint: Only the owner takes. All ranks send to its place in the group alone"),
+    (
+        altered(right.gather, ("    whole =", f"    send = {PLACED_BY_RANK}\n    whole =")),
+        "a rank sends itself more or fewer elements than it takes from itself. Hint: Only",
+    ),
+    (altered(right.gather, (', group=state["group"]', "")), "Hint: Does the call name group=state['group']?"),
+    (
+        altered(right.gather, ("(), take, send", "(), send, take")),
+        "Hint: Only the owner takes. All ranks send to its place in the group alone",
+    ),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [
-    (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
+    (
+        altered(right.redistribute, ("return ", "return update if update is not None else ")),
+        "its part has shape (3, 6); it returned (5, 6)",
+    ),
     (
         lambda update, *given: None if update is None else right.redistribute(update, *given),
         "Timeout in redistribute, matrix 0: rank 0 waited",
     ),
-    (not_exchanged, "Each rank takes what it sent on the way out: exchange the two lists."),
-    (of_no_dtype, "Hint: All tensors of the call are bfloat16, as the update is."),
-    (no_answer, "every rank must return its part, but it returned None"),
+    (
+        altered(right.redistribute, ("flat, take, send", "flat, send, take")),
+        "Each rank takes what it sent on the way out: exchange the two lists.",
+    ),
+    (
+        altered(right.redistribute, ("mine.new_empty(0)", "torch.empty(0)")),
+        "Hint: All tensors of the call are bfloat16, as the update is.",
+    ),
+    (altered(right.redistribute, ("return ", "")), "every rank must return its part, but it returned None"),
     (
         lambda *given: right.redistribute(*given).float(),
         "its part is torch.float32; it must be torch.bfloat16",
