@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import Muon, build_mesh, zeropower_via_newtonschulz
+from muon_tutorial import Muon, build_mesh
 from muon_tutorial.learn.first_muon import on_ranks as sharing
 from muon_tutorial.learn.first_muon.on_ranks import fill
+
+from .answers import altered
 
 Parameters = list[torch.nn.Parameter]
 
@@ -22,13 +24,20 @@ def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
     return fill(parameters, rank, ranks)
 
 
-def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Wrong: joins one owner's updates, and then the next owner's."""
-    flat = sharing.gathered(parameters, rank, ranks)
-    parts = [
-        flat[place.slice] for owner in range(ranks) for place in sharing.PLACES if place.owner(ranks) == owner
-    ]
-    return torch.cat(parts)
+gathers_float32 = altered(sharing.gathered, ("torch.bfloat16", "torch.float32"))
+"""Gathers segments of owned updates, with twice as many bytes as in bfloat16."""
+gathers_in_order_of_owners = altered(
+    sharing.gathered, ("(flat)", "([each for owner in range(ranks) for each in flat[owner::ranks]])")
+)
+"""Wrong: joins one owner's updates, and then the next owner's."""
+moves_the_offset_first = altered(
+    fill,
+    ("        mine =", "        offset += parameter.numel()\n        mine ="),
+    (
+        "            offset += parameter.numel()\n    return",
+        "            pass\n    dist.all_reduce(flat)\n    return",
+    ),
+)
 
 
 def gathers_unequal_segments(parameters: Parameters, rank: int, ranks: int) -> Any:
@@ -36,22 +45,6 @@ def gathers_unequal_segments(parameters: Parameters, rank: int, ranks: int) -> A
     segments = [torch.empty_like(mine) for _ in range(ranks)]
     dist.all_gather(segments, mine)
     return torch.cat(segments)
-
-
-def gathers_float32(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Gathers segments of owned updates, with twice as many bytes as in bfloat16."""
-    owned = [[place for place in sharing.PLACES if place.owner(ranks) == owner] for owner in range(ranks)]
-    sizes = [sum(place.size for place in places) for places in owned]
-    flat, mine = fill(parameters, rank, ranks), torch.zeros(max(sizes))
-    mine[: sizes[rank]] = torch.cat([flat[place.slice] for place in owned[rank]])
-    segments = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(segments, mine)
-    splits = (
-        [*(place.size for place in places), max(sizes) - sum(place.size for place in places)]
-        for places in owned
-    )
-    parts = [iter(segment.split(each)) for segment, each in zip(segments, splits, strict=True)]
-    return torch.cat([next(parts[place.owner(ranks)]) for place in sharing.PLACES])
 
 
 def summed(flat: Tensor) -> Tensor:
@@ -78,15 +71,6 @@ def drops_it_from_the_list(parameters: Parameters, rank: int, ranks: int) -> Any
 def as_long(flat: Tensor) -> Tensor:
     """A buffer that is too short, with zeros at its end."""
     return torch.cat([flat, flat.new_zeros(sharing.LENGTH - len(flat))])
-
-
-def moves_the_offset_first(parameters: Parameters, rank: int, ranks: int) -> Any:
-    flat, offset = torch.zeros(sharing.LENGTH, dtype=torch.bfloat16), 0
-    for number, parameter in enumerate(parameters):
-        offset += parameter.numel()
-        if number % ranks == rank and parameter.grad is not None:
-            flat[offset : offset + parameter.numel()] = zeropower_via_newtonschulz(parameter.grad).flatten()
-    return summed(flat)
 
 
 def sends_the_gradient(parameters: Parameters, rank: int, ranks: int) -> Any:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
 from muon_tutorial.learn.cuts.exercises import tokens_exercise, torn
 
-from .answers import PASSES, judged
+from .answers import PASSES, altered, judged
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
@@ -62,32 +61,20 @@ SHAPES = [
 # Both layers, on real ranks.
 
 
-def own_part(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return torch.relu(x @ up.T) @ down.T
-
-
-def summed(y: torch.Tensor, group: Any = None) -> torch.Tensor:
-    dist.all_reduce(y, group=group)
-    return y
-
-
-def sums_hidden(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return summed(torch.relu(x @ up.T), tp_group)
-
-
-def nothing(*given: Any) -> Any:
-    work.both_layers(*given)
-
-
+layers = partial(altered, lesson.both_layers)
+own_part = layers(("dist.all_reduce(y, group=tp_group)", "pass"))
 LAYERS = [
     (lesson.both_layers, PASSES),
     (own_part, "only its own part of every sum"),
-    (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
-    (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
-    (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
+    (layers(("torch.relu(x @ up.T)", "x @ up.T")), "without relu"),
+    (
+        layers(("torch.relu(x @ up.T)", "x @ up.T"), ("return y", "return torch.relu(y)")),
+        "relu comes after the sum",
+    ),
+    (layers((", group=tp_group", "")), "the sum over all ranks"),
     (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
-    (nothing, "returned NoneType"),
-    (lambda x, up, down, group: summed(x @ up @ down, group), "A weight is (out, in), so write x @ up.T"),
+    (layers(("return y", "")), "returned NoneType"),
+    (layers((".T", "")), "A weight is (out, in), so write x @ up.T"),
 ]
 
 
@@ -95,38 +82,17 @@ test_a_wrong_pass_is_told_what_it_has_calculated = judged(
     (partial(lesson.layers_exercise, 2, 2), LAYERS),
     (
         partial(lesson.layers_exercise, 1, 3),
-        [(sums_hidden, "rank 1: 16 entries of float32; rank 2: 8")],
+        [(layers(("hidden @ down.T", "hidden")), "rank 1: 16 entries of float32; rank 2: 8")],
     ),
 )
 
 
-def gathered(x: torch.Tensor, group: Any) -> torch.Tensor:
-    parts = [torch.empty_like(x) for _ in range(group.size())]
-    dist.all_gather(parts, x, group=group)
-    return torch.cat(parts)
+SUMS = "dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)"
 
 
-def drops_others(x: Any, up: Any, down: Any, group: Any) -> Any:
-    y = summed(own_part(gathered(x, group), up, down, group), group)
-    return y.split(len(x))[group.rank()]
-
-
-def gathers_sums(x: Any, up: Any, down: Any, group: Any) -> Any:
-    y = own_part(gathered(x, group), up, down, group)
-    return gathered(y, group).view(group.size(), *y.shape).sum(0).split(len(x))[group.rank()]
-
-
-def of_the_next_rank(x: Any, up: Any, down: Any, group: Any) -> Any:
-    pieces = own_part(gathered(x, group), up, down, group).split(len(x))
-    mine = torch.empty_like(pieces[0])
-    dist.reduce_scatter(mine, [*pieces[1:], pieces[0]], group=group)
-    return mine
-
-
-def without_relu(x: Any, up: Any, down: Any, group: Any) -> Any:
-    y = gathered(x, group) @ up.T @ down.T
-    dist.reduce_scatter(mine := torch.empty_like(y[: len(x)]), list(y.split(len(x))), group=group)
-    return mine
+def tokens(old: str, new: str) -> Any:
+    """The pass with sequence parallelism, with other code in one place."""
+    return altered(work.both_layers_sp, (old, new))
 
 
 test_a_wrong_pass_with_sequence_parallelism_is_told_what_it_has_calculated = judged(
@@ -136,14 +102,23 @@ test_a_wrong_pass_with_sequence_parallelism_is_told_what_it_has_calculated = jud
             (work.both_layers_sp, PASSES),
             (own_part, "only its own part of every sum"),
             (lesson.both_layers, "all_reduce sends more than needed: one all_gather and one reduce_scatter"),
-            (drops_others, "all_reduce sends more than needed"),
-            (gathers_sums, "all_gather sends more than needed"),
-            (of_the_next_rank, "these are the outputs of another rank's tokens"),
-            (without_relu, "without relu"),
             (
-                lambda x, up, down, group: own_part(gathered(x, group), up, down, group),
-                "(8, 6); y has the shape (4",
+                tokens(
+                    SUMS, "dist.all_reduce(y, group=tp_group)\n    mine = y.split(len(x))[tp_group.rank()]"
+                ),
+                "all_reduce sends more than needed",
             ),
+            (
+                tokens(
+                    SUMS,
+                    "dist.all_gather(sums := [y.clone() for _ in tokens], y, group=tp_group)\n"
+                    "    mine = sum(sums).split(len(x))[tp_group.rank()]",
+                ),
+                "all_gather sends more than needed",
+            ),
+            (tokens("y.split", "y.roll(-len(x), 0).split"), "these are the outputs of another rank's tokens"),
+            (tokens("torch.relu", ""), "without relu"),
+            (tokens("return mine", "return y"), "(8, 6); y has the shape (4"),
         ],
     ),
     (partial(tokens_exercise, 1, 1), [(work.both_layers_sp, PASSES), (lesson.both_layers, PASSES)]),
@@ -200,17 +175,6 @@ def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     assert "rank 0 has 36 rows, and 18 are enough. Share the heads out." in all_on_one.message
 
 
-def head_by_head(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    parts = qkv.shard_qkv(W, heads, tp_rank, tp).tensor_split(3)
-    rows = [part.reshape(-1, qkv.HEAD_DIM, qkv.WIDTH) for part in parts]
-    return torch.cat(rows, 1).reshape(-1, qkv.WIDTH)
-
-
-def rounded_down(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    step = heads // tp * qkv.HEAD_DIM
-    return torch.cat([part[tp_rank * step : (tp_rank + 1) * step] for part in W.tensor_split(3)])
-
-
 WRONG_CUTS = [
     (
         lambda W, heads, r, tp: W.tensor_split(tp)[r],
@@ -222,8 +186,18 @@ WRONG_CUTS = [
         qkv.join_qkv,
         "4 heads, tp 3: head 1 is torn between ranks 0 and 1",
     ),
-    (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
-    (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
+    (
+        altered(qkv.shard_qkv, ("[:, mine]", "[:, mine].transpose(0, 1)")),
+        qkv.join_qkv,
+        "rank 0's piece is not q above k above v",
+    ),
+    (
+        altered(
+            qkv.shard_qkv, ("(heads).tensor_split(tp)[tp_rank]", "(heads // tp) + tp_rank * (heads // tp)")
+        ),
+        qkv.join_qkv,
+        "row 9 of q is on no rank",
+    ),
     (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
     (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
     (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),

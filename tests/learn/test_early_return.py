@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from muon_tutorial import Grid, LocalWorld
@@ -18,7 +17,7 @@ from muon_tutorial.learn import early_return as lesson
 from muon_tutorial.learn.early_return import exercises, loops, missing_wait, on_ranks, pictures
 
 from ..exhaustive import left_out
-from .answers import PASSES, assert_wrong, judged
+from .answers import PASSES, altered, assert_wrong, judged
 
 RANKS = [2, 3]
 
@@ -30,54 +29,21 @@ def test_a_makespan_is_the_timed_worlds() -> None:
     assert all(f": {ms} ms;" in lesson.draw_schedules(2).alt for ms in (20, 14, 23))
 
 
-def all_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
-    tickets = []
-    for i in range(count):
-        tickets.append((yield Start(gather(i))))
-    for i in range(count):
-        work(i, (yield Wait(tickets[i])))
-
-
-def forgets_the_wait(count: int, gather: Any, work: Any, window: int) -> Walk:
-    for i in range(count):
-        ticket = yield Start(gather(i))
-        work(i, ticket)
-
-
-def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Wrong: it swaps the two matrices of each pair of turns. Only the times are right."""
-    order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
-    yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
-
-
-def asks_beyond(count: int, gather: Any, work: Any, window: int) -> Walk:
-    for i in range(count + 1):
-        ticket = yield Start(gather(i))
-        work(i, (yield Wait(ticket)))
-
-
-def yields_a_number(count: int, gather: Any, work: Any, window: int) -> Walk:
-    yield 3  # type: ignore[misc]
-
-
-def keeps_tickets(count: int, gather: Any, work: Any, window: int) -> Walk:
-    tickets: list[Any] = []
-    for i in range(count):
-        while len(tickets) < min(count, i + window):
-            tickets.append((yield Start(gather(len(tickets)))))
-        work(i, (yield Wait(tickets[i])))
-
-
+mixes_tickets_up = altered(lesson.prefetch, ("(asked)", "(asked ^ 1 if asked ^ 1 < count else asked)"))
+"""Swaps the two matrices of each pair of turns. Only the times are right."""
 WRONG_LOOPS = [
-    (keeps_tickets, "2 tickets are kept after their waits, and they keep their matrices: use pop."),
-    (all_at_once, "yours holds 5 at once"),
+    (
+        altered(lesson.prefetch, ("tickets.pop(0)", "tickets[i]")),
+        "2 tickets are kept after their waits, and they keep their matrices: use pop.",
+    ),
+    (altered(lesson.prefetch, ("min(count, i + window)", "count")), "yours holds 5 at once"),
     (lambda *given: lesson.prefetch(*given[:-1], given[-1] + 1), "yours holds 2 at once"),
     (lesson.one_by_one, "window 2: yours takes 25 ms; 17 ms are enough"),
-    (forgets_the_wait, "work was given a ticket"),
+    (altered(lesson.one_by_one, ("yield Wait(ticket)", "ticket")), "work was given a ticket"),
     (lambda count, *rest: lesson.prefetch(count - 1, *rest), "your loop works on [0, 1, 2, 3]"),
     (mixes_tickets_up, "on rank 0 work(0, …) got another matrix"),
-    (asks_beyond, "Ask for no more than count matrices"),
-    (yields_a_number, "It yields 3."),
+    (altered(lesson.one_by_one, ("(count)", "(count + 1)")), "Ask for no more than count matrices"),
+    (altered(lesson.one_by_one, ("Start(gather(i))", "3")), "It yields 3."),
     (lambda *given: None, "it has no yield"),
 ]
 
@@ -192,15 +158,10 @@ def test_a_wait_that_is_early_enough_and_late_enough_passes(answer: tuple[int, s
     assert exercises.wait_exercise(ranks).check(*answer)
 
 
-def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Rank 0 asks for the first two matrices in order, other ranks in reverse. Pieces have equal sizes."""
-    turned = [1, 0, *range(2, count)] if dist.get_rank() else range(count)
-    for i in turned:
-        whole = yield Wait((yield Start(gather(i))))
-        work(i, whole)
-
-
 def test_gloo_swaps_matrices_without_a_word_where_ranks_ask_in_another_order() -> None:
+    """Rank 0 asks for the first two matrices in order, other ranks in reverse. Pieces have equal sizes."""
+    order = "[1, 0, *range(2, count)] if torch.distributed.get_rank() else range(count)"
+    in_another_order = altered(lesson.one_by_one, ("range(count)", order))
     assert str(lesson.run_loop(in_another_order, 2, 0, window=1, count=3)) == (
         "other bits: rank 0 from turn 0 on, rank 1 from turn 0 on"
     )
@@ -227,64 +188,29 @@ def test_a_late_backend_reads_when_a_rank_waits() -> None:
         assert first.tolist() == again.tolist() == [10.0, 11.0]
 
 
-def one_more_first(stage: int, stages: int, micro: int) -> str:
-    return lesson.one_f_one_b(max(0, stage - 1), stages, micro)
-
-
-def one_less_first(stage: int, stages: int, micro: int) -> str:
-    return lesson.one_f_one_b(min(stages - 1, stage + 1), stages, micro)
-
-
 WRONG_ORDERS: list[Any] = [
     (lambda stage, stages, micro: "F" * micro + "B" * micro, "keeps up to 6 micro-batches; 4 are enough"),
-    (one_more_first, "Stage 1 of 4, 6 micro-batches: 'FFFFBFBFBBBB'. It keeps up to 4"),
-    (one_less_first, "An F comes too late: the stages after this one wait for it."),
+    (
+        altered(lesson.one_f_one_b, ("- stage", "- max(0, stage - 1)")),
+        "Stage 1 of 4, 6 micro-batches: 'FFFFBFBFBBBB'. It keeps up to 4",
+    ),
+    (
+        altered(lesson.one_f_one_b, ("- stage", "- min(stages - 1, stage + 1)")),
+        "An F comes too late: the stages after this one wait for it.",
+    ),
     (lambda stage, stages, micro: "BF" * micro, "A B stands before the F of its micro-batch."),
     (lambda stage, stages, micro: "FB", "It needs 6 F and 6 B."),
     (lambda stage, stages, micro: None, "It needs 6 F and 6 B."),
 ]
 
 
-def keeps_no_state(stage: Any, x: Any) -> Any:
-    with torch.no_grad():
-        return stage(x), x
-
-
-def draws_anew(stage: Any, kept: Any, gradient: Any) -> Any:
-    x = kept[0] if isinstance(kept, tuple) else kept
-    state = torch.get_rng_state()
-    y = stage(x.requires_grad_())
-    torch.set_rng_state(state)
-    y.backward(gradient)
-    return x.grad
-
-
-def leaves_the_state(stage: Any, kept: Any, gradient: Any) -> Any:
-    x, before = kept
-    torch.set_rng_state(before)
-    y = stage(x.requires_grad_())
-    y.backward(gradient)
-    return x.grad
-
-
-def of_the_input_alone(stage: Any, kept: Any, gradient: Any) -> Any:
-    before = [weight.grad for weight in stage.parameters()]
-    found = lesson.backward(stage, kept, gradient)
-    for weight, grad in zip(stage.parameters(), before, strict=True):
-        weight.grad = grad
-    return found
-
-
-def of_the_last_alone(stage: Any, kept: Any, gradient: Any) -> Any:
-    stage.zero_grad()
-    return lesson.backward(stage, kept, gradient)
-
-
-def forward_twice(stage: Any, x: Any) -> Any:
-    state = torch.get_rng_state()
-    stage(x)
-    torch.set_rng_state(state)
-    return lesson.forward(stage, x)
+keeps_no_state = altered(lesson.forward, ("(x, before)", "x"))
+draws_anew = altered(
+    lesson.backward,
+    ("x, before = kept", "x = kept[0] if isinstance(kept, tuple) else kept"),
+    ("torch.set_rng_state(before)", "pass"),
+)
+leaves_the_state = altered(lesson.backward, ("torch.set_rng_state(after)", "pass"))
 
 
 def by_torch(stage: Any, x: Any) -> Any:
@@ -306,24 +232,36 @@ def with_a_fork(stage: Any, kept: Any, gradient: Any) -> Any:
     return leaf.grad
 
 
-def ones_for_the_gradient(stage: Any, kept: Any, gradient: Any) -> Any:
-    return lesson.backward(stage, kept, torch.ones_like(gradient))
-
-
 RECOMPUTING: list[Any] = [
     (lesson.keep_all, lesson.back_through_all, "you keep 590 kB besides the input, which has 33."),
     (keeps_no_state, leaves_the_state, "In backward: The function raised ValueError"),
     (keeps_no_state, draws_anew, "With it, your second forward drops other entries."),
     (lesson.forward, draws_anew, "With it, your second forward drops other entries."),
     (lesson.forward, leaves_the_state, "Outputs are right up to the first B. Then micro-batch 3 loses other"),
-    (lesson.forward, of_the_input_alone, "but the stage's parameters got none."),
-    (lesson.forward, of_the_last_alone, "are not the sum over all micro-batches."),
-    (lesson.forward, ones_for_the_gradient, "The gradient of the stage's input is wrong."),
+    (
+        lesson.forward,
+        altered(lesson.backward, ("y.backward(gradient)", "x.grad, = torch.autograd.grad(y, x, gradient)")),
+        "but the stage's parameters got none.",
+    ),
+    (
+        lesson.forward,
+        altered(lesson.backward, ("y = stage", "stage.zero_grad()\n    y = stage")),
+        "are not the sum over all micro-batches.",
+    ),
+    (
+        lesson.forward,
+        altered(lesson.backward, ("(gradient)", "(torch.ones_like(gradient))")),
+        "The gradient of the stage's input is wrong.",
+    ),
     (lesson.forward, lambda *given: None, "yours returns NoneType"),
     (lambda stage, x: stage(x), lesson.backward, "forward returns two things"),
     (lambda stage, x: ("y", x), lesson.backward, "First, forward returns the stage's output; yours is str"),
     (lambda stage, x: (x + 1, x), draws_anew, "The output of micro-batch 0 is not stage(x)."),
-    (forward_twice, lesson.backward, "the stage computes forward 18 times, not 12."),
+    (
+        altered(lesson.forward, ("    with", "    stage(x)\n    torch.set_rng_state(before)\n    with")),
+        lesson.backward,
+        "the stage computes forward 18 times, not 12.",
+    ),
     (by_torch, through_torch, PASSES),
     (lesson.forward, with_a_fork, PASSES),
     (lesson.forward, lesson.backward, PASSES),

@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from muon_tutorial.learn import five_products
 from muon_tutorial.learn.inputs.recordings import real_gradient
 
-from .answers import assert_quiz, assert_wrong, judged
+from .answers import altered, assert_quiz, assert_wrong, judged
 
 STEPS = (1, 2, 5, 7)
 
 
-def right_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
-    A = X @ X.T
-    return a * X + (b * A + c * A @ A) @ X
+right_step, whole = five_products.newton_schulz_step, five_products.newton_schulz
 
 
 def test_the_right_step_passes_in_any_form_and_the_stub_is_open() -> None:
@@ -45,38 +42,24 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-def all_of_it(G: Tensor, steps: int = 5, lay: bool = True, turn: bool = True, least: float = 1e-7) -> Tensor:
-    tall = lay and G.shape[0] > G.shape[1]
-    X = G.T if tall else G
-    X = X / X.norm().clamp(min=least)
-    for _ in range(steps):
-        X = right_step(X, *five_products.KELLER_JORDAN)
-    return X.T if tall and turn else X
-
-
-def without_norm(G: Tensor) -> Tensor:
-    for _ in range(5):
-        G = right_step(G, *five_products.KELLER_JORDAN)
-    return G
-
-
+without_norm = altered(whole, (" / X.norm().clamp(min=1e-7)", ""))
 WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
-    (partial(all_of_it, lay=False), "Right, but costly"),
-    (partial(all_of_it, turn=False), "Was it turned back?"),
-    (lambda G: all_of_it(G).bfloat16(), "Keep G's dtype"),
-    (lambda G: all_of_it(G.bfloat16()).to(G.dtype), "Compute in G's dtype"),
-    (lambda G: all_of_it(G, 7), "That is 7 steps, not 5"),
-    (partial(all_of_it, least=0.0), "zeros gives NaN"),
-    (lambda G, steps=5: all_of_it(G, steps, least=2e-6), "differs from torch.optim.Muon's"),
-    (partial(all_of_it, steps=4), "That is 4 steps, not 5."),
+    (altered(whole, ("G.shape[0] > G.shape[1]", "False")), "Right, but costly"),
+    (altered(whole, ("return X.T if tall else X", "return X")), "Was it turned back?"),
+    (lambda G: whole(G).bfloat16(), "Keep G's dtype"),
+    (lambda G: whole(G.bfloat16()).to(G.dtype), "Compute in G's dtype"),
+    (lambda G: whole(G, 7), "That is 7 steps, not 5"),
+    (altered(whole, ("1e-7", "0.0")), "zeros gives NaN"),
+    (altered(whole, ("1e-7", "2e-6")), "differs from torch.optim.Muon's"),
+    (partial(whole, steps=4), "That is 4 steps, not 5."),
     (without_norm, "Was X divided by its norm?"),
     (lambda G: G / G.norm(), "That is 0 steps"),
-    (lambda G: 2 * all_of_it(G), "not where five steps"),
+    (lambda G: 2 * whole(G), "not where five steps"),
     (lambda G: without_norm(G / torch.linalg.matrix_norm(G, 2)), "lead from Frobenius norm 1"),
-    (lambda G: all_of_it(G.div_(2)), "has changed G itself"),
+    (lambda G: whole(G.div_(2)), "has changed G itself"),
     (lambda G: None, "returns nothing"),
     (lambda G: 1, "must return a matrix"),
-    (lambda G, steps=5: all_of_it(G), "With steps=3 yours is not three steps"),
+    (lambda G, steps=5: whole(G), "With steps=3 yours is not three steps"),
 ]
 
 
