@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from fractions import Fraction
 from functools import partial
@@ -144,18 +143,3 @@ def test_an_all_gather_of_own_updates_passes_at_par() -> None:
 test_a_wrong_sharing_is_told_what_is_wrong_with_it = judged(
     (partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS)
 )
-
-
-def test_a_division_by_the_least_work_is_told_to_divide_by_a_fair_share() -> None:
-    def over_least(costs: list[int], ranks: int) -> float:
-        loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
-        return max(loads) / min(loads)
-
-    assert_wrong(lesson.check_fair_shares(), over_least, "is right. Divide by a fair share, not by the least")
-
-
-def test_the_makespans_of_five_matrices_are_those_of_all_ways_to_deal_them_out() -> None:
-    longest, best = lesson.toy_makespans().values()
-    every = [max(lesson.loads_of(lesson.TOY, owners, 2)) for owners in itertools.product((0, 1), repeat=5)]
-    assert (longest, best) == (17, min(every))
-    assert lesson.check_toy().check(longest, best)

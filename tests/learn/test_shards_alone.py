@@ -41,18 +41,6 @@ def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
     assert_quiz(shards_alone.quiz(tp), right)
 
 
-def near(update: Tensor, right: Tensor) -> list[float]:
-    cosine = (update * right).sum() / (update.norm() * right.norm())
-    return [cosine.item(), ((update - right).norm() / right.norm()).item()]
-
-
-def test_nearness_is_that_of_the_lessons_own_comparison() -> None:
-    whole = shards_alone.gradient()
-    update = shards_alone.pieces_alone(whole, 1, 4)
-    alone = shards_alone.compare(update, whole)
-    assert near(update, shards_alone.orthogonal(whole)) == pytest.approx([alone.cosine, alone.distance])
-
-
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
     pieces = [torch.empty_like(piece) for _ in range(group.size())]
     dist.all_gather(pieces, piece, group=group)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Owned, Replicate, Shard, UsageError, launch
+from muon_tutorial import Replicate, UsageError, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
@@ -270,9 +270,3 @@ def test_a_trip_ends_with_the_entries_with_which_it_began_and_is_whole_at_newton
     found = [row[52:].split()[:2] for row in table.splitlines()]
     assert found[0] == found[7] == [f"{32 * 32 // tp:,}", f"{4 * 32 * 32 // tp:,}"]
     assert found[3] == found[4] == ["1,024", "2,048"]
-
-
-def test_a_table_of_hops_says_what_the_lesson_asks() -> None:
-    rows = [row.split()[:4] for row in lesson.say_hops().splitlines()]
-    assert ["Shard(0)", "Owned(1)", "gather", "scatter"] in rows
-    assert lesson.asks_for(Owned(1), Shard(1)) == "scatter"
