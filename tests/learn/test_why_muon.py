@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from muon_tutorial import split_parameters, zeropower_via_newtonschulz
+from muon_tutorial import split_parameters
 from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.inputs.small_gpt import TrainedGPT
@@ -57,34 +57,16 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
 ]
 
 
-def rebound(W: Tensor, G: Tensor, buffer: Tensor, lr: float, *more: float) -> None:
-    buffer.lerp_(G, 0.05)
-    W = W - lr * zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
-
-
-def rounded_elsewhere(W: Tensor, G: Tensor, buffer: Tensor, lr: float, *more: float) -> None:
-    buffer.lerp_(G, 0.05)
-    update = zeropower_via_newtonschulz(G.lerp(buffer, 0.95))
-    W.mul_(1 - lr * 0.1).sub_(lr * max(1, W.shape[0] / W.shape[1]) ** 0.5 * update)
-
-
-def into_the_gradient(
-    W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float, weight_decay: float
-) -> None:
-    buffer.lerp_(G, 1 - momentum)
-    update = zeropower_via_newtonschulz(G.lerp_(buffer, momentum))
-    W.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1, W.shape[0] / W.shape[1]) ** 0.5)
-
-
+ADD = "W.add_(update, alpha=-lr * factor)"
 WHOLE_STEPS: list[tuple[Callable[..., object], str]] = [
     (why_muon.muon_step, PASSES),
     *((slipped(*changes), what) for what, _, *changes in SLIPS),
     (slipped(("buffer.lerp_(G, 1 - momentum)", "buffer.mul_(momentum).add_(G)")), "sum of gradients"),
-    (rebound, "W has not changed"),
+    (slipped(("W.mul_(1 - lr * weight_decay)", "pass"), (ADD, "W = W - lr * update")), "W has not changed"),
     (lambda W, G, buffer, lr, *more: W.mul_(2), "The buffer has not changed"),
-    (into_the_gradient, "has changed G itself"),
+    (slipped(("G.lerp(", "G.lerp_(")), "has changed G itself"),
     (lambda W, G, buffer, lr, *more: why_muon.muon_step(W, G, buffer, lr), "use momentum and weight_decay"),
-    (rounded_elsewhere, "Right except for the last bits"),
+    (slipped((ADD, "W.sub_(lr * factor * update)")), "Right except for the last bits"),
     (lambda W, G, buffer, lr, *more: W.add_(1) + buffer.add_(1), "W is off by up to"),
     (lambda W: W, "TypeError"),
 ]
