@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from muon_tutorial.learn.course import series
-from scripts.notebook_guards import Problem
 from scripts.points import HEADER as HEADER
 
 Answers = Mapping[str, Sequence[str]]
@@ -90,11 +90,7 @@ def shown(cell: Mapping[str, Any]) -> str:
 def _page(output: Mapping[str, Any]) -> str:
     """The displayed form of an output: its HTML, or else its text."""
     data = output.get("data", {})
-    return data.get("text/html") or _escaped(data.get("text/plain") or output.get("text", ""))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return data.get("text/html") or escape(data.get("text/plain") or output.get("text", ""))
 
 
 def answers_of(number: str) -> dict[str, list[str]]:
@@ -104,57 +100,35 @@ def answers_of(number: str) -> dict[str, list[str]]:
 
 
 def predicted_names(cell: Mapping[str, Any]) -> list[str]:
-    """The names that a stub leaves open."""
+    """The names that a stub tagged ``predict`` leaves open."""
     return [
         node.id
-        for line in ast.walk(ast.parse(cell["source"]))
+        for line in ast.walk(ast.parse(cell["source"] if has(cell, "predict") else ""))
         if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant) and line.value.value is ...
         for node in line.targets
         if isinstance(node, ast.Name)
     ]
 
 
-def spoilers(notebook: Mapping[str, Any], answers: Answers, page: str | None = None) -> list[Problem]:
-    """The places where an unrun notebook, or its page, answers a prediction too early.
+def assert_gives_nothing_away(notebook: Mapping[str, Any], answers: Answers, page: str) -> None:
+    """Assert that neither an unrun notebook nor its page answers a prediction before an answer cell does.
 
     Each prediction must have a pattern, and a later cell tagged ``answer`` must match it.
     """
     cells = notebook["cells"]
-    places = [place for place, cell in enumerate(cells) if has(cell, "predict")]
-    open_names = [(place, name) for place in places for name in predicted_names(cells[place])]
-    known = {name for _, name in open_names}
-    found = [
-        Problem("notebook", f"no stub tagged predict asks for {name!r}")
-        for name in answers
-        if name not in known
-    ]
-    for place, name in open_names:
-        if not answers.get(name):
-            found.append(Problem(cells[place]["id"], f"no pattern declares what would answer {name!r}"))
-        for pattern in answers.get(name, ()):
-            found += _spoilers_of(cells, place, pattern, page)
-    return found
-
-
-def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | None) -> Iterator[Problem]:
-    revealing = [cell for cell in cells[asked + 1 :] if has(cell, "answer")]
-    reveal = next((cell for cell in revealing if re.search(pattern, _all_said(cell))), None)
-    if reveal is None:
-        yield Problem(cells[asked]["id"], f"no cell tagged answer says {pattern!r}: the declaration is empty")
-    elif page is not None and page.count(FOLD) != sum(has(cell, "answer") for cell in cells):
-        tagged = sum(has(cell, "answer") for cell in cells)
-        yield Problem("page", f"folds {page.count(FOLD)} answers, but {tagged} cells have the tag answer")
-    elif page is not None:
-        number = [cell["id"] for cell in cells if has(cell, "answer")].index(reveal["id"]) + 1
-        before = FOLD.join(page.split(FOLD)[:number])
-        if hit := re.search(pattern, seen(before)):
-            yield Problem("page", f"says {hit[0]!r} before its fold")
-    else:
-        for cell in cells[: cells.index(reveal) + 1]:
-            if hit := re.search(pattern, shown(cell)):
-                yield Problem(
-                    cell["id"], f"says {hit[0]!r}, which answers a prediction before its answer cell"
-                )
+    asked = [(place, name) for place, cell in enumerate(cells) for name in predicted_names(cell)]
+    assert {name for _, name in asked} == set(answers)
+    revealing = [place for place, cell in enumerate(cells) if has(cell, "answer")]
+    parts = page.split(FOLD)
+    assert len(parts) == len(revealing) + 1
+    for place, name in asked:
+        for pattern in answers[name]:
+            said = [each for each in revealing if each > place and re.search(pattern, _all_said(cells[each]))]
+            assert said, f"no cell tagged answer says {pattern!r}"
+            before = FOLD.join(parts[: revealing.index(said[0]) + 1])
+            assert not re.search(pattern, seen(before)), f"the page says {pattern!r} before its fold"
+            early = [cell["id"] for cell in cells[: said[0] + 1] if re.search(pattern, shown(cell))]
+            assert early == [], f"a cell says {pattern!r}, which answers a prediction"
 
 
 def _all_said(cell: Mapping[str, Any]) -> str:
@@ -163,60 +137,34 @@ def _all_said(cell: Mapping[str, Any]) -> str:
     return " ".join(seen(re.sub(r"</?details[^>]*>", "", page)) for page in pages)
 
 
-def form_problems(notebook: Mapping[str, Any], title: str, links: str) -> list[Problem]:
-    """The ways in which a lesson's first screen, folds or headers do not have this form."""
+def assert_has_this_form(notebook: Mapping[str, Any], title: str, links: str) -> None:
+    """Assert that a lesson's first screen, folds and headers have this form."""
     first, hero, logistics, *others = notebook["cells"]
     heading, _, question = first["source"].partition("\n\n")
-    wrong = {
-        f"does not begin with {title!r}": heading != f"# {title}",
-        "the first cell is not the title and a question": "?" not in first["source"] or not question.strip(),
-        "the question takes more than two sentences": len(re.findall(r"[.?!](?=\s|$)", question)) > 2,
-        f"the question takes more than {WORDS} words": len(question.split()) > WORDS,
-        "the second cell is not set-up and picture, hidden": not has(hero, "setup", "hero")
-        or not is_hidden(hero, "source"),
-        "the second cell shows no picture": not any("<img " in _page(out) for out in hero.get("outputs", ())),
-        "the third cell does not fold the logistics": links not in logistics["source"]
-        or bool(_FOLDED.sub("", logistics["source"]).strip()),
-        "parameters and imports are not hidden": not all(is_hidden(cell, "source") for cell in others[:2]),
-    }
-    screen = [Problem("first screen", what) for what, is_so in wrong.items() if is_so]
-    return [*screen, *_without_header(notebook), *_not_folded(notebook)]
-
-
-def _without_header(notebook: Mapping[str, Any]) -> Iterator[Problem]:
-    """Stubs whose prose does not end with a header: difficulty, minutes, whether required, and par."""
+    assert heading == f"# {title}"
+    assert "?" in first["source"]
+    assert 0 < len(question.split()) <= WORDS
+    assert len(re.findall(r"[.?!](?=\s|$)", question)) <= 2, "more than two sentences"
+    assert has(hero, "setup", "hero")
+    assert any("<img " in _page(output) for output in hero["outputs"])
+    assert links in logistics["source"]
+    assert _FOLDED.sub("", logistics["source"]).strip() == ""
+    assert all(is_hidden(cell, "source") for cell in (hero, *others[:2]))
     prose = ""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and not has(cell, "solution"):
             prose = cell["source"]
         if has(cell, "stub"):
-            if not HEADER.fullmatch(prose.strip().rpartition("\n\n")[2].strip()):
-                yield Problem(cell["id"], "has no header, such as *Easy · 3 minutes · required*")
+            assert HEADER.fullmatch(prose.strip().rpartition("\n\n")[2].strip()), (
+                f"{cell['id']} has no header"
+            )
             prose = ""
-
-
-def _not_folded(notebook: Mapping[str, Any]) -> list[Problem]:
-    cells = [cell for cell in notebook["cells"] if has(cell, "answer")]
-    what = "is tagged answer, and its outputs are not folded"
-    return [Problem(cell["id"], what) for cell in cells if not is_hidden(cell, "outputs")]
+        assert is_hidden(cell, "outputs") or not has(cell, "answer"), f"{cell['id']}: unfolded outputs"
 
 
 def code_lines_of(source: str) -> list[str]:
     """The lines of code in a source, without blank lines and comments."""
     return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
-
-
-def visible_code_lines(notebook: Mapping[str, Any]) -> int:
-    cells = [
-        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
-    ]
-    return sum(len(code_lines_of(cell["source"])) for cell in cells)
-
-
-def visible_words(notebook: Mapping[str, Any]) -> int:
-    return sum(
-        len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
-    )
 
 
 def prose_words(text: str) -> list[str]:
@@ -238,6 +186,8 @@ def exercise_minutes(notebook: Mapping[str, Any], kind: str = "required") -> int
 
 def reading_minutes(notebook: Mapping[str, Any]) -> float:
     """A newcomer's reading time: 150 words or 12 lines per minute, and half a minute per cell with output."""
-    shown = [c for c in notebook["cells"] if c["cell_type"] == "code" and not is_hidden(c, "source")]
-    cells = sum(not has(cell, "stub") for cell in shown)
-    return visible_words(notebook) / 150 + visible_code_lines(notebook) / 12 + cells / 2
+    cells = notebook["cells"]
+    shown = [cell for cell in cells if cell["cell_type"] == "code" and not is_hidden(cell, "source")]
+    words = sum(len(prose_words(cell["source"])) for cell in cells if cell["cell_type"] == "markdown")
+    lines = sum(len(code_lines_of(cell["source"])) for cell in shown)
+    return words / 150 + lines / 12 + sum(not has(cell, "stub") for cell in shown) / 2

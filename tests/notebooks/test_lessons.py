@@ -92,9 +92,8 @@ def test_it_begins_with_question_and_picture_and_gives_nothing_away(
     number = source.stem[:2]
     assert tagged(committed, "hero")
     page = (site / f"{source.stem}.html").read_text(encoding="utf-8")
-    assert lesson_form.form_problems(committed, series.lesson(number).name, "*Previous:*") == []
-    told = lesson_form.answers_of(number)
-    assert lesson_form.spoilers(committed, told) == lesson_form.spoilers(committed, told, page) == []
+    lesson_form.assert_has_this_form(committed, series.lesson(number).name, "*Previous:*")
+    lesson_form.assert_gives_nothing_away(committed, lesson_form.answers_of(number), page)
 
 
 def test_cells_are_short(committed: NotebookNode) -> None:
