@@ -1,10 +1,11 @@
-"""Makes the table of hosts from runs: python -m tests.hosts.table > tests/hosts/hosts_table.md
+"""Writes the tables of hosts_table.md from runs: python -m tests.hosts.table
 
-With names of recipes as arguments, the command runs only those.
+With names of recipes as arguments, the command runs only those, and writes nothing.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,8 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from . import recipes
-from .recipes import ALL, MARGIN, distance, train
+from .recipes import ALL, distance, train
 from .test_other_hosts import rows as other_rows
+
+PAGE = Path(__file__).with_name("hosts_table.md")
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+PACKAGES = ("torch", "accelerate", "transformers", "lightning")
 
 
 def make_row(name: str, folder: Path, alone: Path) -> dict[str, str]:
@@ -43,38 +48,14 @@ def _said(check: Callable[[], None], good: str) -> str:
     return good
 
 
-TEXT = """# Hosts
-
-Made by `python -m tests.hosts.table`: each recipe of `scripts/recipes` under its host's own launcher, on real
-Gloo processes. {versions}.
-
-*Parameters*: on every rank either `shards` (cut DTensors) or `whole` tensors. (Accelerate shards only on
-GPUs, and on CPUs silently uses DDP; here a hook of the tests makes it shard.) *Lines*: how many lines of the
-recipe end in `# Muon`. *Equal to one process*: how far the worst parameter is from that of a plain loop in
-one process on the same global batches, divided by how far that loop moved it; first for Muon's parameters,
-then for AdamW's. The numbers in brackets are the same distances if the one process sums in another order; the
-tests allow {margin} times that. *Clip*, *accumulate* and *schedule*: what the optimizer saw at every step.
-*Resume*: parameters, momentum and moments after a new start from the host's own checkpoint, against the run
-that was not interrupted. *bf16*: the model is computed in bf16, parameters and state stay in fp32.
-
-"""
-
-
-OTHERS = """
-## Other hosts
-
-`pytest tests/hosts/test_other_hosts.py` checks each row if its packages are installed; here they were peft
-0.21.2, trl 1.16.0 and deepspeed 0.19.8.
-
-"""
-
-
-def as_markdown(rows: list[dict[str, str]]) -> str:
-    packages = ("torch", "accelerate", "transformers", "lightning")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    table = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
-    table += [f"| {' | '.join(row.values())} |" for row in rows]
-    return TEXT.format(versions=versions, margin=MARGIN) + "\n".join(table) + "\n" + OTHERS + other_rows()
+def page(rows: list[dict[str, str]]) -> str:
+    """The page with new versions and tables. Its prose stays."""
+    head, *body = (f"| {' | '.join(line)} |\n" for line in [rows[0], *(row.values() for row in rows)])
+    tables = iter([f"{head}|{'---|' * len(rows[0])}\n{''.join(body)}", other_rows()])
+    text = PAGE.read_text(encoding="utf-8")
+    for name in PACKAGES:
+        text = re.sub(rf"(?<=\b{name} )\d[^\s,]*(?=[,.]\s)", version(name), text, count=1)
+    return TABLE.sub(lambda _: next(tables), text)
 
 
 def main() -> None:
@@ -83,7 +64,8 @@ def main() -> None:
         for name in sys.argv[1:] or ALL:
             rows.append(make_row(name, Path(folder) / name, Path(folder) / "alone"))
             print(rows[-1], file=sys.stderr, flush=True)
-    print(as_markdown(rows), end="")
+    if not sys.argv[1:]:
+        PAGE.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

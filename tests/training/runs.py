@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from scripts.lab.faults.processes import wait_until
 
 SCRIPT = str(Path(__file__).resolve().parents[2] / "scripts" / "distributed_muon.py")
 MODEL = ("--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--batch", "12", "--tp", "1")
@@ -30,23 +31,16 @@ def final_bits(run: Path, steps: int) -> list[tuple[str, str]]:
 
 def only_run(runs: Path, agents: Sequence[subprocess.Popen]) -> Path:
     """Wait until a run has made its folder below ``runs``; returns that folder."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := [path.parent for path in runs.glob("*/settings.json")]):
-        if time.monotonic() > deadline or all(agent.poll() is not None for agent in agents):
-            raise TimeoutError(f"no run was placed in {runs}")
-        time.sleep(0.02)
-    return found[0]
+    wait_until(lambda: [*runs.glob("*/settings.json")] or have_ended(agents), PATIENCE)
+    return next(runs.glob("*/settings.json")).parent
 
 
 def wait_for_a_step(run: Path, agents: Sequence[subprocess.Popen], wanted: int) -> None:
-    """Wait until ``wanted`` steps are recorded.
+    """Wait until ``wanted`` steps are recorded. It is an error if all agents end before."""
+    wait_until(lambda: len(losses(run)) >= wanted or have_ended(agents), PATIENCE)
+    said = {log.name: log.read_text()[-1500:] for log in run.parent.glob("*.log")}
+    assert len(losses(run)) >= wanted, said
 
-    Raises:
-        TimeoutError: the steps do not come, or all agents have ended.
-    """
-    deadline = time.monotonic() + PATIENCE
-    while len(losses(run)) < wanted:
-        if time.monotonic() > deadline or all(agent.poll() is not None for agent in agents):
-            said = {log.name: log.read_text()[-1500:] for log in run.parent.glob("*.log")}
-            raise TimeoutError(f"only {len(losses(run))} of {wanted} steps were recorded: {said}")
-        time.sleep(0.02)
+
+def have_ended(agents: Sequence[subprocess.Popen]) -> bool:
+    return all(agent.poll() is not None for agent in agents)
