@@ -12,6 +12,7 @@ from torch import Tensor
 
 from muon_tutorial import Plan
 from muon_tutorial.learn import first_look
+from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.inputs import measure
 from muon_tutorial.learn.pictures import colours
 
@@ -36,26 +37,25 @@ def test_the_kept_momentum_is_the_plans_and_each_mistake_is_named(dp: int, tp: i
         grid = first_look.plan_of(dp, tp).grid
         kept = [right(first_look.weight(0), rank).numel() for rank in grid.ranks]
         assert kept == [stored(grid.at(rank))[0].numel for rank in grid.ranks]
-    wrong: list[tuple[Callable[..., Any], str]] = [
-        (lambda matrix, rank: rank, "Rank 0: return a tensor, not a int"),
-        (lambda matrix, rank: torch.zeros(3), "Rank 0 gets 3 entries, and should keep"),
-        (lambda matrix, rank: mine(matrix, rank)[999999], "Rank 0: The function raised IndexError"),
-    ]
-    if (dp, tp) == (2, 3):  # no part ends in the middle of a row
-        wrong.append((part(columns(tp), lambda rank: rank // tp), "Cut the flat list"))
-    if dp > 1:
-        wrong += [(columns(tp), "along dp, each rank keeps only a part")]
-    if tp > 1:
-        wrong += [(part(lambda matrix, rank: matrix.flatten(), lambda rank: rank // tp), "not cut over tp")]
-    if (dp, tp) == (2, 2):
-        wrong += [
-            (
-                part(mine, lambda rank: rank % dp),
-                "as many as it should. They are those of",
-            ),
-            (lambda matrix, rank: columns(tp)(matrix, rank).chunk(dp, 1)[rank // tp], "cut between columns"),
-        ]
-    for function, says in wrong:
+    flat, square = part(lambda matrix, rank: matrix.flatten(), lambda rank: rank // tp), (dp, tp) == (2, 2)
+    between = lambda matrix, rank: columns(tp)(matrix, rank).chunk(dp, 1)[rank // tp]  # noqa: E731
+    no_row_is_cut = (dp, tp) == (2, 3)
+    assert_each_wrong(
+        exercise,
+        (True, lambda matrix, rank: rank, "Rank 0: return a tensor, not a int"),
+        (True, lambda matrix, rank: torch.zeros(3), "Rank 0 gets 3 entries, and should keep"),
+        (True, lambda matrix, rank: mine(matrix, rank)[999999], "Rank 0: The function raised IndexError"),
+        (no_row_is_cut, part(columns(tp), lambda rank: rank // tp), "Cut the flat list"),
+        (dp > 1, columns(tp), "along dp, each rank keeps only a part"),
+        (tp > 1, flat, "not cut over tp"),
+        (square, part(mine, lambda rank: rank % dp), "as many as it should. They are those of"),
+        (square, between, "cut between columns"),
+    )
+
+
+def assert_each_wrong(exercise: Exercise, *cases: tuple[bool, Callable[..., Any], str]) -> None:
+    """Each case: whether it can happen on this grid, a function, and the message about it."""
+    for _, function, says in (case for case in cases if case[0]):
         assert_wrong(exercise, function, says)
 
 
@@ -66,21 +66,16 @@ def columns(tp: int) -> Callable[[Tensor, int], Any]:
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_cut_knows_right_from_wrong_and_draws_the_wrong_one(dp: int, tp: int) -> None:
     exercise = first_look.check_columns(dp, tp)
-    wrong: list[tuple[Callable[..., Any], str]] = [
-        (lambda matrix, rank: matrix.tolist(), "Rank 0: return a tensor, not a list"),
-        (lambda matrix, rank: matrix[:, :1] + 1, "is no block of the matrix"),
-        (lambda matrix, rank: matrix.chunk(9)[999], "Rank 0: The function raised IndexError"),
-        (lambda matrix, rank: matrix[:, :3], "of the columns should be its own"),
-    ]
-    if tp > 1:
-        wrong += [
-            (lambda matrix, rank: matrix.chunk(tp)[rank % tp], "rows are cut, and columns should be"),
-            (lambda matrix, rank: columns(tp)(matrix, -1 - rank), "of the columns should be its own"),
-        ]
-    if tp > 1 and 64 % tp == 0:
-        wrong[-1] = wrong[-1][0], "they belong to another place along tp"
-    for function, says in wrong:
-        assert_wrong(exercise, function, says)
+    others = "of the columns should be its own" if 64 % tp else "they belong to another place along tp"
+    assert_each_wrong(
+        exercise,
+        (True, lambda matrix, rank: matrix.tolist(), "Rank 0: return a tensor, not a list"),
+        (True, lambda matrix, rank: matrix[:, :1] + 1, "is no block of the matrix"),
+        (True, lambda matrix, rank: matrix.chunk(9)[999], "Rank 0: The function raised IndexError"),
+        (True, lambda matrix, rank: matrix[:, :3], "of the columns should be its own"),
+        (tp > 1, lambda matrix, rank: matrix.chunk(tp)[rank % tp], "rows are cut, and columns should be"),
+        (tp > 1, lambda matrix, rank: columns(tp)(matrix, -1 - rank), others),
+    )
     taken = exercise.check(lambda matrix, rank: matrix[:, :3]).picture
     assert taken is not None
     assert "rank 0 (dp=0, tp=0) holds all rows, columns 0 to 2" in taken.alt
@@ -93,18 +88,14 @@ def test_the_join_knows_right_from_wrong(dp: int, tp: int) -> None:
     exercise = first_look.check_join(dp, tp)
     assert exercise.check(lambda pieces: torch.cat(pieces[:tp], dim=1))
     assert exercise.check(lambda pieces: torch.cat(pieces[-tp:], dim=1))
-    wrong: list[tuple[Callable[..., Any], str]] = [
-        (lambda pieces: pieces, "Return a tensor, not a list"),
-        (lambda pieces: torch.cat(pieces[:tp], dim=1)[:, :3], "How many ranks together"),
-    ]
-    if dp > 1:
-        wrong.append((lambda pieces: torch.cat(pieces, dim=1), "Along dp the columns are copies"))
-    if tp > 1 and 64 % tp == 0:
-        wrong.append((lambda pieces: torch.cat(pieces[:tp]), "one above the other"))
-    if (dp, tp) == (2, 2):
-        wrong.append((lambda pieces: torch.cat(pieces[:tp][::-1], dim=1), "not in the order"))
-    for function, says in wrong:
-        assert_wrong(exercise, function, says)
+    assert_each_wrong(
+        exercise,
+        (True, lambda pieces: pieces, "Return a tensor, not a list"),
+        (True, lambda pieces: torch.cat(pieces[:tp], dim=1)[:, :3], "How many ranks together"),
+        (dp > 1, lambda pieces: torch.cat(pieces, dim=1), "Along dp the columns are copies"),
+        (tp > 1 and 64 % tp == 0, lambda pieces: torch.cat(pieces[:tp]), "one above the other"),
+        ((dp, tp) == (2, 2), lambda pieces: torch.cat(pieces[:tp][::-1], dim=1), "not in the order"),
+    )
 
 
 def pretended(dp: int, tp: int) -> tuple[Plan, list[first_look.WeightReport], Tensor]:

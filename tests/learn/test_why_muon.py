@@ -79,12 +79,6 @@ def test_a_model_that_the_reader_steps_has_torchs_losses(seed: int) -> None:
     assert mine != why_muon.train_with(slipped((" * factor", "")), 3, seed)
 
 
-LOUDEST: list[tuple[Callable[[Tensor, float], Any], str]] = [
-    (lambda S, share: int(((S**2).cumsum(0) < share * (S**2).sum()).sum()) + 1, PASSES),
-    (lambda S, share: S[9], "The function raised IndexError"),
-]
-
-
 def sorted_by(is_hidden: Callable[[str, Tensor], bool]) -> Callable[[torch.nn.Module], Any]:
     def split(model: torch.nn.Module) -> tuple[list[str], list[str]]:
         named = list(model.named_parameters())
@@ -112,14 +106,7 @@ SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
 ]
 
 
-PROMISES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
-    (lambda G, update: torch.tensor(1.25), "For a gradient of 3 × 5: 1.25, where 0.6773 is right"),
-]
-
-
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (why_muon.write_loudest, LOUDEST),
-    (why_muon.write_promise, PROMISES),
     (lambda: why_muon.write_split(small_gpt.train(0, seed=0).model), SPLITS),
     (why_muon.write_update, WRONG),
     (why_muon.write_step, WHOLE_STEPS),
