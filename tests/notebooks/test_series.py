@@ -66,14 +66,6 @@ def test_its_heading_its_minutes_and_its_needs_are_the_seriess(lesson: series.Le
     assert sorted(re.findall(r"(?<=lesson )\d\d", " ".join(needs.lower().split()))) == sorted(lesson.after)
 
 
-def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson, opening: str) -> None:
-    linked = [target for target in re.findall(r"\]\(([^)]+)\)", opening) if "://" not in target]
-    near = [each.file for each in series.neighbours(lesson) if each is not None]
-    assert series.navigation(lesson) in opening
-    assert linked == [*near, "GLOSSARY.md"]
-    assert [target for target in linked if not (FOLDER / target).exists()] == []
-
-
 @pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
 def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) -> None:
     needed = {before for number in path.numbers for before in series.lesson(number).after}
@@ -166,13 +158,6 @@ def test_a_meaning_is_a_sentence_that_fits_a_table() -> None:
     for meaning in [*meanings, *(symbol.meaning for symbol in glossary.SYMBOLS)]:
         assert re.fullmatch(r"[^|]+\.", meaning), meaning
         assert len(meaning.split()) <= 20, meaning
-
-
-def test_the_page_is_what_the_glossary_says_and_its_links_lead_to_notebooks() -> None:
-    assert (FOLDER / "GLOSSARY.md").read_text(encoding="utf-8") == glossary.page(), "run scripts/series.py"
-    linked = set(re.findall(r"\]\(([^)]+)\)", glossary.page()))
-    assert linked == {lesson.file for lesson in series.LESSONS}
-    assert all((FOLDER / file).exists() for file in linked)
 
 
 @pytest.mark.parametrize(
