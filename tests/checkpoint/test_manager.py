@@ -26,6 +26,11 @@ from .models import Pair, assert_same_bits, fresh, trained
 from .test_integrity import with_one_bit_flipped
 
 
+def flip_a_bit(folder: Path) -> None:
+    file = next(folder.glob("*.distcp"))
+    file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -67,8 +72,7 @@ def test_abandoned_checkpoints_neither_count_nor_serve_before_the_runs_own(tmp_p
     for step in (15, 25):  # resumed from step 10
         CheckpointManager(tmp_path, keep=2).save(step, *trained(2), extra={"step": step})
     assert names(tmp_path) == ["latest", "step-00000015", "step-00000025", "step-00000030"]
-    file = next((tmp_path / "step-00000025").glob("*.distcp"))
-    file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+    flip_a_bit(tmp_path / "step-00000025")
     with pytest.warns(UserWarning, match="step-00000025"):
         assert CheckpointManager(tmp_path).load(*fresh()) == {"step": 15}
     resumed = CheckpointManager(tmp_path, keep=2)
@@ -193,8 +197,7 @@ def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Pat
         manager.save(step, *pair, extra={"step": step})
     newest = tmp_path / "step-00000002"
     if damage == "a bit":
-        file = next(newest.glob("*.distcp"))
-        file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+        flip_a_bit(newest)
     else:
         (newest / ("extra.pt" if damage == "a file" else "manifest.json")).unlink()
     model, both = fresh()
@@ -216,8 +219,7 @@ def test_if_all_checkpoints_are_damaged_the_error_names_the_oldest(tmp_path: Pat
     manager = CheckpointManager(tmp_path)
     for step in (1, 2):
         manager.save(step, *trained(step))
-        file = next((tmp_path / f"step-0000000{step}").glob("*.distcp"))
-        file.write_bytes(with_one_bit_flipped(file.read_bytes(), random.Random(0)))
+        flip_a_bit(tmp_path / f"step-0000000{step}")
     model, both = fresh()
     before = copy.deepcopy(model)
     with (

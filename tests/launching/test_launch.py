@@ -211,14 +211,20 @@ def test_a_machine_that_hides_proc_is_told_what_to_do(tmp_path, monkeypatch) -> 
 
 
 def test_values_that_cannot_be_sent_are_named() -> None:
-    with pytest.raises(UsageError, match=r"argument 0 of total\(\), a generator"):
+    in_place, moved = ".*; create it inside the function", ".*; move it to a module"
+    with pytest.raises(UsageError, match=r"argument 0 of total\(\), a generator, " + in_place):
         launch(ranks.total, 1, args=((number for number in range(3)),))
     lock = threading.Lock()
 
-    def guarded(rank: int) -> None:
+    def helper() -> None:
         lock.acquire()
 
-    with pytest.raises(UsageError, match=r"the enclosed variable 'lock' of guarded\(\), a lock"):
+    def guarded(rank: int) -> None:
+        helper()
+
+    with pytest.raises(UsageError, match=r"the enclosed variable 'lock' of helper\(\), a lock, " + in_place):
+        launch(helper, 1)
+    with pytest.raises(UsageError, match=r"'helper' of guarded\(\), a function, " + moved):
         launch(guarded, 1)
     with pytest.raises(RankFailedError, match="the value returned, a generator, cannot be sent"):
         launch(lambda rank: (number for number in range(rank)), 1)

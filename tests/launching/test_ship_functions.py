@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from muon_tutorial.errors import LaunchError, UsageError
+from muon_tutorial.errors import LaunchError
 from muon_tutorial.launching.errors_of_lost_ranks import is_about_lost_rank
-from muon_tutorial.launching.ship_functions import dumps, pack, unpack_error
+from muon_tutorial.launching.ship_functions import dumps, unpack_error
 from muon_tutorial.launching.watch_ranks import _rebuilt
 
 
@@ -66,20 +65,3 @@ def interrupt() -> None:
 
 def test_an_error_that_cannot_say_what_it_is_about_is_about_its_own_rank() -> None:
     assert not is_about_lost_rank(SpeechlessError())
-
-
-def test_what_cannot_be_sent_is_named_with_a_remedy() -> None:
-    lock = threading.Lock()
-
-    def helper() -> bool:
-        return lock.locked()
-
-    def asks(rank: int) -> bool:
-        return helper()
-
-    with pytest.raises(UsageError, match=r"'helper' of asks\(\), a function, .*; move it to a module"):
-        pack(asks, (), {})
-    with pytest.raises(
-        UsageError, match=r"argument 0 of print\(\), a lock, .*; create it inside the function"
-    ):
-        pack(print, (lock,), {})

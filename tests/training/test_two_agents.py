@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from muon_tutorial import cli
+from scripts.lab.faults.processes import wait_until
 
 from ..exhaustive import left_out
 from ..launching.launch_traces import free_port
@@ -100,8 +101,7 @@ def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents,
     both = [first, agents.start(1, "1:2", *options)]
     records = tmp_path / "run" / "metrics.jsonl"
     before = records.stat().st_ino
-    while records.stat().st_ino == before:  # resumed ranks write a new file
-        wait_for_a_step(tmp_path / "run", both, len(losses(tmp_path / "run")) + 1)
+    wait_until(lambda: records.stat().st_ino != before, PATIENCE)  # resumed ranks write a new file
     wait_for_a_step(tmp_path / "run", both, len(losses(tmp_path / "run")) + 2)
     for agent in both:
         agent.send_signal(signal.SIGTERM)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lab.faults.processes import wait_until
+
 from .runs import MODEL, OURS, PATIENCE, SCRIPT, final_bits, losses, wait_for_a_step
 
 STEPS = 200
@@ -104,10 +106,8 @@ def test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one(
             agents[1].wait()
             if least == 2:
                 agents[1] = right.agent(tmp_path, left.address, least)
-        deadline = time.monotonic() + PATIENCE
-        while (run / "metrics.jsonl").stat().st_ino == before:  # resumed ranks write a new file
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        # Resumed ranks write a new file.
+        assert wait_until(lambda: (run / "metrics.jsonl").stat().st_ino != before, PATIENCE)
         wait_for_a_step(run, agents, STEPS)
         assert agents[0].wait(PATIENCE) == 0
     finally:

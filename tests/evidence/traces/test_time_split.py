@@ -58,16 +58,12 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @given(timelines())
-def test_the_split_sums_to_the_whole_span_on_every_rank(timeline: Timeline) -> None:
+def test_states_sum_to_the_whole_span_on_every_rank_and_never_hold_together(timeline: Timeline) -> None:
     for times, row in zip(timeline.ranks, split(timeline), strict=True):
         assert row.span == times.end - times.begin
         assert row.compute + row.communication + row.waiting + row.unsplit + row.neither == row.span
         assert sum(row.share(state) for state in STATES) == pytest.approx(1.0)
         assert 0 <= row.overlapped <= row.compute
-
-
-@given(timelines())
-def test_states_never_hold_together(timeline: Timeline) -> None:
     for states in paint(timeline).values():
         for one in STATES:
             assert all(intersect(states[one], states[other]) == () for other in STATES if other != one)
