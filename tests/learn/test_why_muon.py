@@ -106,7 +106,13 @@ SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
 ]
 
 
+PROMISES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
+    (lambda G, update: torch.tensor(1.25), "For a gradient of 3 × 5: 1.25, where 0.6773 is right"),
+]
+
+
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (why_muon.write_promise, PROMISES),
     (lambda: why_muon.write_split(small_gpt.train(0, seed=0).model), SPLITS),
     (why_muon.write_update, WRONG),
     (why_muon.write_step, WHOLE_STEPS),

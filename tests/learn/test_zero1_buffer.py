@@ -29,7 +29,13 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
         assert_wrong(lesson.split_exercise(plan), *case)
 
 
-def test_bytes_of_a_step_are_known() -> None:
+def from_plan(whole: tuple[int, int], place: int, length: int) -> tuple[int, int]:
+    shared = sorted(set(range(*whole)) & set(range(place * length, (place + 1) * length)))
+    return (shared[0] - place * length, shared[-1] + 1 - place * length) if shared else (0, 0)
+
+
+def test_ranges_and_bytes_are_known() -> None:
+    assert all(lesson.range_exercise().check(answer) for answer in (lesson.local_range, from_plan))
     assert lesson.bytes_exercise(4, 1, 400).check(882, 404)
 
 
