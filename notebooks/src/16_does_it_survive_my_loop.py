@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can put Muon into a loop of your own, kill it, and continue on another grid,
-# and you know which bits stay the same, which do not, and why. This last lesson ends with your own `my_muon.py`,
-# which trains a GPT under torchrun.
+# **Sixty minutes.** The optional exercise takes forty-five more. At the end you can put Muon into a loop of your
+# own, kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
+# lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -46,7 +46,8 @@ widgets: bool = True
 torchrun: bool = True
 
 # %% jupyter={"source_hidden": true}
-import torch
+import math, torch
+import torch.distributed as dist
 from muon_tutorial import CheckpointManager, MuonWithAdamW
 from muon_tutorial.learn import my_loop as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
@@ -303,7 +304,7 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # ## Five more traps
 #
 # Learning rate, weight decay, embedding and head, reduce dtype, checkpoint keys: each has a default or a rule that
-# surprises people. Four only change numbers.
+# surprises people. Only one stops a run. The others change numbers, and raise no error.
 #
 # *Easy · 2 minutes · required*
 
@@ -381,8 +382,8 @@ lesson.quiz().check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# `my_muon.py` now trains a small GPT on real processes, on three grids. `torch.optim.Muon` gets the same full
-# gradients, in this one process. On which grid does a rank send least in `step()`, not counting forward and backward?
+# `my_muon.py` now trains a small GPT on real processes, on three grids. Beside it, each rank gives the same full
+# gradients to `torch.optim.Muon`. On which grid does a rank send least in `step()`, not counting forward and backward?
 # And on which does a rank orthogonalize most matrices?
 #
 # *Easy · 2 minutes · required*
@@ -446,7 +447,100 @@ my_muon.show_command(steps, seed)
 
 # %%
 print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
-print(my_muon.say_yours())
+
+# %% [markdown]
+# ## Open: the same bits, fewer bytes
+#
+# On 2 × 2 each rank sends 294,912 bytes in a step. How few can it send, if all bits stay?
+#
+# <details><summary>Three levels, and the rules</summary>
+#
+# Write a class that changes what you like in `DistributedMuon`, which is below your functions in
+# `my_muon_complete.py`, beside this notebook. Your score is what the busiest rank sends:
+#
+# - *245,760.* One row of the scorecard falls.
+# - *196,608* is par. Another row falls, too.
+# - *Below 160,000.* Every row falls, because nothing is sent as it is.
+#
+# The check trains the finale's GPT on 2 × 2, after two steps with small matrices that tp and slices cut unevenly. After
+# each step, every rank must have the bits of torch.optim.Muon, which gets the mean of all gradients. `send`, `isend`
+# and `all_gather` (as on a ring) are counted, and other collectives are refused. On other grids your class need not
+# work. The first two scores are the same on every machine. On the last level they depend on the numbers in the
+# messages, so they can differ by a few bytes.
+#
+# </details>
+#
+# <details><summary>Hint</summary>
+#
+# Ask two questions about each row. Which of the entries that arrive does the rank use? And which of their bits did
+# someone compute? Besides its slice, a rank also has old weights, and `apply` and `write` are methods that you can
+# change. So are the routes in `self.bucket`.
+#
+# </details>
+#
+# <details><summary>A hint for the last level</summary>
+#
+# Print the exponents of a few updates and gradients: eight bits each. How many different ones do you see? Python brings
+# `zlib`. The other rank must also learn how long your message is.
+#
+# </details>
+#
+# *Hard · 45 minutes · optional · par 196608 bytes*
+
+# %% tags=["stub", "hard"]
+def fewer_bytes(course):  # my_muon_complete.py as a module: course.Hop, course.local_range, …
+    class FewerBytes(course.DistributedMuon):
+        pass  # its methods, changed
+
+    return ...  # FewerBytes
+
+# %% tags=["ranks"]
+my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Phase 7 sends new weights in float32. But the ranks of a dp group have the same old weights, and lack only the update,
+# which comes in bfloat16 from Newton–Schulz: half the bytes. Phase 2 gathers the whole buffer, but phase 3 needs only
+# those matrices of which the rank's slice has a part. So only what a slice cuts has to travel. On 2 × 2, this GPT's
+# slices meet between its two layers, and the row falls to 0.
+#
+# ```python
+# def fewer_bytes(course):
+#     class FewerBytes(course.DistributedMuon):
+#         def __init__(self, *given, **named):
+#             super().__init__(*given, **named)
+#             self.bucket.parameter = self.bucket.compute  # in bfloat16
+#             self.bucket.compute = course.Route((course.Hop(self.gather, self._own_slice),), torch.bfloat16)
+#         def part(self, of, to):  # what one place's slice has of the matrices that another's overlaps
+#             ranges = [matrix.global_range for matrix in self.bucket.entries]
+#             near = [each for each in ranges if any(course.local_range(each, to, self.length))]
+#             return slice(*course.local_range((near[0][0], near[-1][1]), of, self.length))
+#         def gather(self, mine):
+#             theirs, other = torch.zeros_like(mine), 1 - self.place
+#             sending = dist.isend(mine[self.part(self.place, other)], group=self.dp_group, group_dst=other)
+#             dist.recv(theirs[self.part(other, self.place)], group=self.dp_group, group_src=other)
+#             sending.wait()
+#             return torch.cat([mine, theirs] if other else [theirs, mine])
+#         def apply(self, bucket, updates):
+#             return updates
+#         def write(self, bucket, fresh):
+#             for param, matrix in zip(self.params, bucket.entries):
+#                 (rows, columns), (out, into) = param.shape, matrix.global_shape
+#                 update = course.unpack(fresh, matrix)[:rows, :columns]
+#                 lr = self.lr * math.sqrt(max(1, out / into))
+#                 param.mul_(1 - self.lr * self.weight_decay).add_(update, alpha=-lr)
+#     return FewerBytes
+# ```
+#
+# Without compressing, no class sends less. Each sum over dp takes one gradient in float32, which is the first row. And
+# of each matrix every rank lacks half: either the other half of the input, which it needs for Newton–Schulz, or its own
+# half of the update. Two bytes for half of all entries are the other 98,304.
+#
+# Compressing pays because a message has few different exponents. With zlib's Huffman code for the exponents, and all
+# other bits as they are, a class of ours sends 149,967 bytes: half of what the course sends, and every bit arrives.
+#
+# </details>
 
 # %% [markdown]
 # <details><summary>A build of four hours, without a stub: the whole optimizer</summary>

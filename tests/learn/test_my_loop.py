@@ -119,7 +119,7 @@ def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, 
 
 
 def test_ranks_that_do_not_save_together_are_told_so() -> None:
-    exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
+    exercise = lesson.check_survival(2, 1, JOB, lesson.check_port(2, 1, 0), timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
     assert_wrong(exercise, ports.saves_the_scheduler_itself, port.load, "LambdaLR, which could run code when")
     assert_wrong(exercise, ports.torch_save, port.load, "there was no checkpoint of step 2")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from muon_tutorial.learn.my_muon.blocks import KeptBlock
 from scripts.notebooks import read_text, sources
 
 from ..exhaustive import left_out
+from . import fewer_bytes
 
 NAMES = list(blocks.reference()[1])
 OTHERWISE = {"newton_schulz", "gather", "redistribute"}
@@ -119,7 +121,7 @@ def without(folder: Path, skipped: Iterable[str], to: Path) -> Path:
 def test_all_answers_together_are_torch_optim_muon_to_the_bit_on_three_grids(built: Path) -> None:
     assert list(keep.read_mine(built).blocks) == NAMES
     assert tried(finale.complete(built)) == {None}
-    assert "in 18 of 18 functions" in finale.say_yours(built)
+    assert "18 of its 18 functions are yours" in keep.say_whose(keep.read_mine(built))
 
 
 @pytest.mark.parametrize("seed", [0, left_out(1), 2])
@@ -282,20 +284,49 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
     built: Path, capsys: pytest.CaptureFixture
 ) -> None:
     end = finale.train_it(2, 0, built)
-    assert "18 of its 18 functions are yours" in capsys.readouterr().out
-    assert not end.trouble
+    said = capsys.readouterr().out
+    assert "18 of its 18 functions are yours" in said
+    assert "failed" not in said
     assert finale.say_bits(end).count("the bits of torch.optim.Muon") == 3
     for run in end.runs:
-        assert run.record.losses[-1] < run.record.losses[0]
-        assert {on_ranks.PHASES[phase]: sent for phase, sent in run.record.sent.items() if sent} == {
-            name: due for name, due in run.record.expected.items() if due
+        assert run.losses[-1] < run.losses[0]
+        assert {on_ranks.PHASES[phase]: sent for phase, sent in run.sent.items() if sent} == {
+            name: due for name, due in run.expected.items() if due
         }
-    worked = [run.record.worked for run in end.runs]
+    worked = [run.worked for run in end.runs]
     assert worked == sorted(worked)
     assert worked[-1] == 12  # with dp = 1, every matrix
     assert finale.best_grids(end) == {"least": (1, 4), "most_work": (1, 4)}
     assert "AdamW's, on the text of 4 × 1" in finale.scorecard(end)
     assert "loss at the beginning" in finale.scorecard(end)
+
+
+BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 196_608, 2: 98_304})
+
+
+@pytest.fixture
+def fewer() -> Exercise:
+    return finale.check_fewer(finale.Finale(blocks.REFERENCE, (BEFORE,), ()), 2, 0)
+
+
+def test_the_solution_of_the_open_exercise_sends_196608_bytes_and_compressed_about_half_of_the_first(
+    fewer: Exercise, tmp_path: Path
+) -> None:
+    solution = cell(solutions("16"), tmp_path / "cell.py")["fewer_bytes"]
+    assert "Yours takes 196608 bytes; par is 196608." in fewer.check(solution).message
+    said = fewer.check(lambda course: fewer_bytes.compressed(course, solution(course))).message
+    [took] = map(int, re.findall(r"Yours takes (\d+) bytes; par is 196608. You are below it!", said))
+    assert 0.98 * 149_967 < took < 1.02 * 149_967
+    assert fewer.check(lambda course: ...).passed is None
+
+
+@pytest.mark.parametrize(("change", "says"), fewer_bytes.WRONG)
+def test_other_bits_uncounted_bytes_and_as_many_as_before_do_not_pass(
+    fewer: Exercise, change: Any, says: str
+) -> None:
+    verdict = fewer.check(change)
+    assert verdict.passed is False
+    assert says in verdict.message
 
 
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -314,8 +345,8 @@ def test_a_file_that_fails_as_it_trains_is_said_and_the_reference_goes_on(
     text = blocks.with_block("", KeptBlock("06", "groups", WRONG_GROUPS))
     (tmp_path / keep.FILE).write_text(text, encoding="utf-8")
     end = finale.train_it(2, 0, tmp_path)
-    assert end.trouble
-    assert f"my_muon.py failed: {end.trouble}" in capsys.readouterr().out
+    assert end.file == blocks.REFERENCE
+    assert re.search("^my_muon.py failed: rank . of 4 ", capsys.readouterr().out, re.MULTILINE)
     assert finale.say_bits(end).count("the bits of torch.optim.Muon") == 3
 
 

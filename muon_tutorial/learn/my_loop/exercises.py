@@ -174,17 +174,18 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
 
 
 def check_survival(
-    dp: int, tp: int, job: RunJob, port: Callable[[], Port], backend: str = "gloo", timeout: float = PATIENCE
+    dp: int, tp: int, job: RunJob, ported: Exercise, backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: ``save`` and ``load``. A rank is killed, and the run resumes on another grid.
 
-    ``port`` returns the two other functions: the reader's if they have passed, otherwise the reference's.
+    The two other functions are the reader's if they have passed in ``ported``, otherwise the reference's.
     """
 
     def judge(save: Callable, load: Callable) -> str | Diagnosis | None:
         _check_callable(save=save, load=load)
+        prepare, update = (Port().prepare, Port().update) if ported.accepted is ... else ported.accepted
         try:
-            life = lives.live(dp, tp, job, Port(port().prepare, port().update, save, load), backend, timeout)
+            life = lives.live(dp, tp, job, Port(prepare, update, save, load), backend, timeout)
         except RankFailedError as error:
             said = str(error)
             if "not all ranks called it" in said:
@@ -254,8 +255,4 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
 
 def all_exercises(dp: int, tp: int, job: RunJob, backend: str) -> tuple[Exercise, ...]:
     ported = check_port(dp, tp, job.seed, backend)
-
-    def port() -> Port:
-        return Port() if ported.accepted is ... else Port(*ported.accepted)
-
-    return check_lines(), ported, check_survival(dp, tp, job, port, backend)
+    return check_lines(), ported, check_survival(dp, tp, job, ported, backend)

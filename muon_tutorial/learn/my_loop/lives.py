@@ -152,11 +152,6 @@ def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """The largest difference between two entries at the same place."""
-    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
-
-
 @dataclass(frozen=True, slots=True)
 class Companions:
     """Two runs to compare a life with: one that resumes on the same grid, and one without a kill."""
@@ -231,7 +226,8 @@ def _bits_row(name: str, what: str, one: Mapping[str, Tensor], other: Mapping[st
     """Compare two states; AdamW's step counters, which are scalars, are left out."""
     keys = [key for key in one if one[key].ndim]
     alike = sum(torch.equal(one[key], other[key]) for key in keys)
-    return BitsRow(name, what, alike, len(keys), furthest(one, other))
+    furthest = max(float((one[key].double() - other[key].double()).abs().max()) for key in one)
+    return BitsRow(name, what, alike, len(keys), furthest)
 
 
 def ends_alike(others: Companions) -> bool:

@@ -102,13 +102,13 @@ def train(
         return False
     scheduler = LambdaLR(optimizer, partial(factor_of, steps=job.steps))
     manager = CheckpointManager(folder / CHECKPOINTS, keep=job.steps)
-    diary = RunDiary(folder / DIARY, writes=rank == 0)
+    note = partial(write_line, folder / DIARY, rank == 0)
     first = port.load(manager, model, optimizer, scheduler)
     if first is ...:
         return False
     if not isinstance(first, int):
         raise UsageError(f"load returned {first!r}; the loop needs the next step, an int")
-    diary.note("begin", grid=grid, step=first)
+    note("begin", grid=grid, step=first)
     if echo:
         save(CheckpointManager(folder / ECHO), first, model, optimizer, scheduler)
     for step in range(first, job.steps):
@@ -116,15 +116,15 @@ def train(
         loss.backward()
         lr = rate_of(optimizer)
         port.update(model, optimizer, scheduler)
-        diary.note("step", step=step, loss=mean_of(loss), lr=lr)
+        note("step", step=step, loss=mean_of(loss), lr=lr)
         if (step + 1) % job.every == 0:
             if port.save(manager, step + 1, model, optimizer, scheduler) is ...:
                 return False
-            diary.note("save", step=step + 1)
+            note("save", step=step + 1)
         if job.victim is not None and step + 1 == job.fatal:
             gather_objects(rank)  # rank 0 has recorded this step before a rank is killed
             if rank == job.victim:
-                RunDiary(folder / DIARY, writes=True).note("kill", step=step + 1, rank=rank)
+                write_line(folder / DIARY, True, "kill", step=step + 1, rank=rank)
                 die_at_once()
     return True
 
@@ -139,15 +139,8 @@ def mean_of(loss: torch.Tensor) -> float:
     return sum(losses) / len(losses)
 
 
-@dataclass(frozen=True, slots=True)
-class RunDiary:
-    """A file of lines that survives its writer: each line is in the file when ``note`` returns."""
-
-    path: Path
-    writes: bool
-
-    def note(self, event: str, **facts: Any) -> None:
-        """Append one line, if this is the rank that writes."""
-        if self.writes:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": event, **facts}) + "\n")
+def write_line(diary: Path, writes: bool, event: str, **facts: Any) -> None:
+    """Append a line, if this is the rank that writes. It is in the file when this returns."""
+    if writes:
+        with diary.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **facts}) + "\n")

@@ -63,19 +63,14 @@ def show_plain() -> None:
 class PlainReport:
     """Results of the plain loop, of one whose optimizer was made too early, and of clipping each shard."""
 
-    losses: tuple[float, ...]
     saved_on_rank_0: float
     """The fraction of the model's entries that rank 0's own shards hold."""
-    moved_too_early: Mapping[str, int]
+    moved: str
+    """How many parameters were moved by an AdamW that was made too early."""
     parameters: int
     warning: str
     clipped_alone: float
     """The total norm after each rank has clipped its own shard, divided by the largest allowed norm."""
-
-    @property
-    def moved(self) -> str:
-        """How many parameters were moved by an AdamW that was made too early."""
-        return f"{self.moved_too_early['AdamW']} of {self.parameters}"
 
 
 def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport:
@@ -85,21 +80,14 @@ def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport
 
 def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
-    model, losses = tiny_job.build(seed), []
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        loss = tiny_job.loss_of(model, step, seed, mesh)
-        losses.append(port.mean_of(loss))
-        return loss
-
-    shard = partial(tiny_job.shard, mesh=mesh)
+    model, loss_of = tiny_job.build(seed), partial(tiny_job.loss_of, seed=seed, mesh=mesh)
     with TemporaryDirectory() as folder:
-        train_plain(rank, model, shard, loss_of, TRIED, Path(folder) / "model.pt")
+        train_plain(
+            rank, model, partial(tiny_job.shard, mesh=mesh), loss_of, TRIED, Path(folder) / "model.pt"
+        )
     mine = sum(local(parameter).numel() for parameter in model.parameters())
-    moved, warned = {}, ""
-    for name in ("AdamW", "MuonWithAdamW"):
-        moved[name], said = _moved_too_early(name, mesh, seed)
-        warned = said or warned
+    moved, _ = _moved_too_early(lambda model, lr: torch.optim.AdamW(model.parameters(), lr), mesh, seed)
+    _, warned = _moved_too_early(MuonWithAdamW.from_model, mesh, seed)
     whole = sum(parameter.numel() for parameter in model.parameters())
     model = tiny_job.build(seed)
     tiny_job.shard(model, mesh)
@@ -107,15 +95,14 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
     grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     factor = MAX_NORM / max(MAX_NORM, math.sqrt(squares(grads)))
     ratio = math.sqrt(sum(gather_objects(squares(grads) * factor**2))) / MAX_NORM
-    return PlainReport(tuple(losses), mine / whole, moved, len(list(model.parameters())), warned, ratio)
+    many = len(list(model.parameters()))
+    return PlainReport(mine / whole, f"{moved} of {many}", many, warned, ratio)
 
 
-def _moved_too_early(name: str, mesh: DeviceMesh, seed: int) -> tuple[int, str]:
+def _moved_too_early(make: Callable, mesh: DeviceMesh, seed: int) -> tuple[int, str]:
     """How many parameters an optimizer moves if it was made before the cut, and what it warns of."""
     model: Any = tiny_job.build(seed)
-    alone = partial(torch.optim.AdamW, model.parameters())
-    make = alone if name == "AdamW" else partial(MuonWithAdamW.from_model, model)
-    optimizer = make(lr=ADAMW_LR)
+    optimizer = make(model, lr=ADAMW_LR)
     tiny_job.shard(model, mesh)
     before = [local(parameter).clone() for parameter in model.parameters()]
     tiny_job.loss_of(model, 0, seed, mesh).backward()

@@ -105,14 +105,3 @@ def problem_of(block: KeptBlock) -> str | None:
     if "group" in asked - used:
         return f"{place}{block.name} never uses `group`. Pass it on in each call"
     return None
-
-
-def names_of_reference() -> set[str]:
-    """The names that a block may use without defining them: the complete file defines or imports them."""
-    names: set[str] = set()
-    for node in ast.parse(reference()[0]).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return names

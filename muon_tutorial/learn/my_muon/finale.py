@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from ...errors import TutorialError
 from ...launching.launch import launch
 from ...launching.start_torchrun import start_torchrun, torchrun_words
+from ..exercises.judge import Exercise, Par
+from ..exercises.on_real_ranks import judge_on_ranks
 from ..inputs import measure
 from . import training
-from .blocks import REFERENCE, completed, reference
-from .keep import FILE, complete, first_line, lines_of, read_mine, say_whose
+from .blocks import REFERENCE
+from .keep import FILE, complete, first_line, read_mine, say_whose
 from .on_ranks import PHASES, try_file
 from .training import RunRecord
 
@@ -28,32 +31,12 @@ _LIMIT = 280.0
 
 
 @dataclass(frozen=True, slots=True)
-class GridRun:
-    """A run on one grid: rank 0's record, and how many weight entries differ from a single process's."""
-
-    grid: tuple[int, int]
-    record: RunRecord
-    different: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finale:
-    """The runs on all grids and AdamW's losses; ``trouble`` is the error of the reader's file, if any."""
+    """The runs on all grids, rank 0's record of each, and AdamW's losses."""
 
     file: Path
-    runs: tuple[GridRun, ...]
+    runs: tuple[RunRecord, ...]
     adamw: tuple[float, ...]
-    trouble: str = ""
-
-
-def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
-    """Train with the optimizer in a file on a grid of four ranks, then compare with torch.optim.Muon."""
-    arguments = (str(path), grid, steps, seed)
-    record = launch(training.train, RANKS, args=arguments, output="quiet", timeout=30.0)[0]
-    with measure.one_thread():
-        alone = training.steps_alone(record, seed)
-    pairs = zip(record.weights, alone, strict=True)
-    return GridRun(grid, record, sum(int((a != b).sum()) for a, b in pairs))
 
 
 def try_it(folder: Path | None = None) -> str:
@@ -74,32 +57,34 @@ def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
     """Complete the reader's file, print which functions are the reader's, and train on all three grids."""
     mine, path = read_mine(folder), complete(folder)
     print(say_whose(mine))
-    trouble = ""
+
+    def train(path: Path) -> tuple[RunRecord, ...]:
+        asked = ((str(path), grid, steps, seed) for grid in GRIDS)
+        return tuple(launch(training.train, RANKS, args=a, output="quiet", timeout=30.0)[0] for a in asked)
+
     try:
-        runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
+        runs = train(path)
     except TutorialError as error:
-        trouble = first_line(error)
-        print(f"{FILE} failed: {trouble}\nFrom here on, only the reference is used.")
-        path = REFERENCE
-        runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
+        print(f"{FILE} failed: {first_line(error)}\nFrom here on, only the reference is used.")
+        runs = train(path := REFERENCE)
     with measure.one_thread():
         adamw = training.losses_of_adamw(steps, RANKS, seed)
-    return Finale(path, tuple(runs), adamw, trouble)
+    return Finale(path, runs, adamw)
 
 
 def say_bits(finale: Finale) -> str:
-    """Each grid compared with one process, one line per grid."""
+    """Each grid compared with torch.optim.Muon, one line per grid."""
     lines = []
     for run in finale.runs:
         said = f"{run.different} weights differ" if run.different else "the bits of torch.optim.Muon"
-        lines.append(f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.record.losses)} steps, {said}")
+        lines.append(f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.losses)} steps, {said}")
     return "\n".join(lines)
 
 
 def scorecard(finale: Finale) -> str:
     """Bytes, seconds and memory of one rank per step on each grid, and the losses compared with AdamW's."""
-    records = [run.record for run in finale.runs]
-    rows: list[Sequence[object]] = [["", *(f"{dp} × {tp}" for dp, tp in (run.grid for run in finale.runs))]]
+    records = finale.runs
+    rows: list[Sequence[object]] = [["", *("{} × {}".format(*record.grid) for record in records)]]
     for phase, name in PHASES.items():
         rows.append([f"bytes sent, {name}", *(f"{record.sent.get(phase, 0):,}" for record in records)])
     rows.append(["bytes sent, together", *(f"{sum(record.sent.values()):,}" for record in records)])
@@ -115,9 +100,28 @@ def scorecard(finale: Finale) -> str:
 
 def best_grids(finale: Finale) -> dict[str, tuple[int, int]]:
     """The grids on which a rank sends least in a step, and on which it orthogonalizes most matrices."""
-    least = min(finale.runs, key=lambda run: sum(run.record.sent.values()))
-    most_work = max(finale.runs, key=lambda run: run.record.worked)
+    least = min(finale.runs, key=lambda run: sum(run.sent.values()))
+    most_work = max(finale.runs, key=lambda run: run.worked)
     return {"least": least.grid, "most_work": most_work.grid}
+
+
+def check_fewer(finale: Finale, steps: int, seed: int) -> Exercise:
+    """The exercise with a score: the same bits on 2 × 2, and fewer bytes from the rank that sends most."""
+    most = [before := next(sum(run.sent.values()) for run in finale.runs if run.grid == (2, 2))]
+
+    def play(change: Any) -> list[Any]:
+        arguments = (str(finale.file), change, steps, seed)
+        return launch(training.count_bytes, RANKS, args=arguments, output="quiet", timeout=30.0)
+
+    def judge(found: list[Any]) -> str | None:
+        if wrong := next((said for said in found if isinstance(said, str)), None):
+            return f"{wrong[0].upper()}{wrong[1:]}."
+        most[0] = max(found)
+        said = f"The bits are right, but a rank sends {most[0]:,} bytes, and it was {before:,} before."
+        return said if most[0] >= before else None
+
+    par = Par("bytes", 196_608, lambda _: most[0])
+    return Exercise(judge_on_ranks(play, judge), praise="The bits are right.", par=par)
 
 
 def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[str]:
@@ -136,7 +140,7 @@ def show_command(steps: int, seed: int) -> None:
 
 def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
     """Run the training under torchrun with a kill; say where it resumed, and whether final bits changed."""
-    undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
+    undisturbed = next(run for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
         try:
             start_torchrun(command(steps, seed, str(finale.file)), Path(name), _LIMIT)
@@ -150,10 +154,3 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
         f"they went on from the checkpoint of step {end['begin']}, to step {steps}\n"
         f"the same bits as undisturbed: {same}"
     )
-
-
-def say_yours(folder: Path | None = None) -> str:
-    """How many lines of the completed file the reader wrote, in words."""
-    mine = read_mine(folder).blocks
-    lines, whole = lines_of(*(block.source for block in mine.values())), lines_of(completed(mine))
-    return f"Of its {whole} lines {lines} are yours, in {len(mine)} of {len(reference()[1])} functions."

@@ -30,7 +30,6 @@ from .blocks import (
     BrokenFileError,
     KeptBlock,
     completed,
-    names_of_reference,
     problem_of,
     reference,
     with_block,
@@ -115,7 +114,7 @@ def source_with_helpers(name: str, function: Any) -> str:
     Raises NotKeptError if it has no source, or uses something that needs more than torch.
     """
     parts: dict[str, str] = {}
-    known = names_of_reference()
+    known = set(vars(on_ranks.load_file(blocks.REFERENCE)))
     waiting = [(name, function)]
     while waiting:
         called, each = waiting.pop()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,12 +20,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import zeropower_via_newtonschulz
+from ...errors import UsageError
 from ...worlds.live import gather_objects
 from ..exercises.on_real_ranks import watching
 
 TRIED = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
 """The matrices that a file is tried with: tall, wide, and unevenly cut."""
 LR = 0.02
+COUNTED = ("isend", "send", "all_gather")
+_REFUSED = {name for name in dir(dist) if re.match("all_|batch_|broad|gather|reduce|scatter", name)} - {
+    *COUNTED
+}
 PHASES = {1: "gradient reduce_scatter", 2: "dp gather", 3: "tp gather", 7: "parameter all_gather"}
 
 
@@ -54,19 +60,21 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
     sent: dict[int, int] = {}
 
     def count(original: Callable[..., Any], first: Any, *more: Any, **named: Any) -> Any:
+        if original.__name__ not in COUNTED:
+            raise UsageError(f"{original.__name__} is not counted here; send with {', '.join(COUNTED)}")
         is_gather = original.__name__ == "all_gather"
         size = (len(first) - 1) * more[0].nbytes if is_gather else first.nbytes
         sent[phase()] = sent.get(phase(), 0) + size
         return original(first, *more, **named)
 
-    with watching(count, "isend", "send", "all_gather"):
+    with watching(count, *COUNTED, *_REFUSED):
         yield sent
 
 
 def try_file(rank: int, path: str, dp: int, tp: int) -> str | None:
     """What is wrong with a file on this grid; None if nothing is. Must be called by all ranks."""
     module = load_file(path)
-    for trial in (_try_steps, _try_owners, _try_checkpoint):
+    for trial in (try_steps, _try_bill, _try_owners, _try_checkpoint):
         if wrong := trial(module, dp, tp):
             return wrong
     return None
@@ -78,39 +86,58 @@ def _integers(shape: tuple[int, int], *seeds: int) -> Tensor:
     return torch.randint(-8, 9, shape, generator=generator).float()
 
 
-def _start(module: ModuleType, dp: int, tp: int) -> tuple[list[nn.Parameter], Any]:
-    wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, (shape, _) in enumerate(TRIED)]
+def start_muon(module: ModuleType, wholes: Sequence[Tensor], kinds: Sequence[str], dp: int, tp: int) -> Any:
+    """The file's optimizer over this rank's pieces of some matrices."""
     params = [
-        (nn.Parameter(cut(w.detach(), kind, dist.get_rank() % tp, tp)), shape, kind)
-        for w, (shape, kind) in zip(wholes, TRIED, strict=True)
+        (nn.Parameter(cut(whole.detach(), kind, dist.get_rank() % tp, tp)), tuple(whole.shape), kind)
+        for whole, kind in zip(wholes, kinds, strict=True)
     ]
-    return wholes, module.DistributedMuon(params, dp, tp, lr=LR)
+    return module.DistributedMuon(params, dp, tp, lr=LR)
 
 
-def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], step: int) -> None:
-    """Give each dp place its own gradients, and the single process their mean."""
-    dp_place, tp_place = divmod(dist.get_rank(), muon.tp)
-    for i, (shape, kind) in enumerate(TRIED):
-        of_place = [_integers(shape, step, i, place) for place in range(muon.dp)]
-        muon.params[i].grad = cut(of_place[dp_place], kind, tp_place, muon.tp)
-        wholes[i].grad = torch.stack(of_place).sum(0) / muon.dp
+def _start(module: ModuleType, dp: int, tp: int) -> tuple[Any, list[nn.Parameter], list[str], Any]:
+    """What ``step_beside`` asks for: the file's optimizer, for two steps with TRIED."""
+    shapes, kinds = [shape for shape, _ in TRIED], [kind for _, kind in TRIED]
+    wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, shape in enumerate(shapes)]
+    places = ((step, place) for step in (1, 2) for place in range(dp))
+    grads = [[_integers(shape, step, i, place) for i, shape in enumerate(shapes)] for step, place in places]
+    return start_muon(module, wholes, kinds, dp, tp), wholes, kinds, [grads[:dp], grads[dp:]]
 
 
-def _try_steps(module: ModuleType, dp: int, tp: int) -> str | None:
-    wholes, muon = _start(module, dp, tp)
-    stock = torch.optim.Muon(wholes, lr=LR)
-    for step in (1, 2):
-        _give_gradients(muon, wholes, step)
+def step_beside(
+    muon: Any, wholes: Sequence[Tensor], kinds: Sequence[str], steps: Iterable[Sequence[Sequence[Tensor]]]
+) -> tuple[str, dict[int, int]]:
+    """Where the weights differ from torch.optim.Muon's on any rank, and the last step's bytes, by phase.
+
+    Each of ``steps`` has the gradients of each dp place; torch.optim.Muon gets their mean.
+    """
+    stock, (place, tp_rank) = torch.optim.Muon(wholes, lr=LR), divmod(dist.get_rank(), muon.tp)
+    for step, of_places in enumerate(steps, 1):
+        for param, whole, kind, *grads in zip(muon.params, wholes, kinds, *of_places, strict=True):
+            param.grad = cut(grads[place], kind, tp_rank, muon.tp)
+            whole.grad = torch.stack(grads).sum(0) / muon.dp
         with counted_bytes(lambda: muon.phase) as sent:
             muon.step()
         stock.step()
-        for i, (shape, kind) in enumerate(TRIED):
-            if not torch.equal(muon.params[i], cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)):
-                where = f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp}"
-                what = f"other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
-                return f"{where} has {what}{_say_rounding(module)}"
-    found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
-    due = muon.expected_bytes()
+        due = (cut(whole.detach(), kind, tp_rank, muon.tp) for whole, kind in zip(wholes, kinds, strict=True))
+        same = list(map(torch.equal, muon.params, due))
+        for rank, each in enumerate(gather_objects(same)):
+            if not all(each):
+                where = f"after step {step}, rank {rank} of dp={muon.dp}, tp={muon.tp}"
+                shape = " × ".join(map(str, wholes[each.index(False)].shape))
+                return f"{where} has other weights than torch.optim.Muon, in a {shape} matrix", sent
+    return "", sent
+
+
+def try_steps(module: ModuleType, dp: int, tp: int) -> str:
+    wrong, _ = step_beside(*_start(module, dp, tp))
+    return wrong and f"{wrong}{_say_rounding(module)}"
+
+
+def _try_bill(module: ModuleType, dp: int, tp: int) -> str | None:
+    muon, *asked = _start(module, dp, tp)
+    _, sent = step_beside(muon, *asked)
+    found, due = {name: sent.get(phase, 0) for phase, name in PHASES.items()}, muon.expected_bytes()
     if off := [name for name in found if due.get(name) != found[name]]:
         said = f"in the {off[0]}, rank {dist.get_rank()} sends {found[off[0]]} bytes"
         return f"{said}, and the bill says {due.get(off[0], 'nothing of it')}"
@@ -144,9 +171,8 @@ def _try_owners(module: ModuleType, dp: int, tp: int) -> str | None:
 
 def _try_checkpoint(module: ModuleType, dp: int, tp: int) -> str | None:
     """Save on one grid and load on the transposed grid: the next step must have the same bits."""
-    wholes, muon = _start(module, dp, tp)
-    _give_gradients(muon, wholes, 1)
-    muon.step()
+    muon, wholes, kinds, steps = _start(module, dp, tp)
+    step_beside(muon, wholes, kinds, steps[:1])
     folder = [TemporaryDirectory() if dist.get_rank() == 0 else None]
     name = next(filter(None, gather_objects(folder[0].name if folder[0] else "", dist.group.WORLD)))
     manager, model = module.Checkpoints(name), nn.Linear(2, 2)
@@ -154,7 +180,7 @@ def _try_checkpoint(module: ModuleType, dp: int, tp: int) -> str | None:
     if module.load(manager, model, muon, scheduler) != 0:
         return "load begins a new run with another step than 0"
     module.save(manager, 7, model, muon, scheduler)
-    _, other = _start(module, tp, dp)
+    other = _start(module, tp, dp)[0]
     if (step := module.load(manager, model, other, scheduler)) != 7:
         return f"saved after 7 steps, but load continues with step {step}"
     gather = [each.whole(each._gather_slices(each.state)) for each in (muon, other)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,23 +24,25 @@ from ...launching.join_torchrun import join_torchrun, leave_torchrun, restarted_
 from ...launching.start_torchrun import die_at_once
 from ...training import gpt
 from ...training.text import Batch, batch_at, load_text
-from .on_ranks import counted_bytes, cut, load_file
+from ...worlds.live import gather_objects
+from .on_ranks import LR, counted_bytes, cut, load_file, start_muon, step_beside, try_steps
 
 SHAPE = gpt.GPTShape(layers=2, width=64, heads=4, context=64)
 BATCH, EVERY = 8, 4
 """Sequences per dp place and step; steps from one checkpoint to the next."""
 KILLED_AFTER = EVERY + EVERY // 2
-LR, ADAMW_LR = 0.02, 0.003
+ADAMW_LR = 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """A rank's record of its run from step ``begin`` on: losses, seconds, bytes sent, and bytes of state.
 
-    ``worked``: how many matrices this rank orthogonalizes in a step. ``means`` are the full gradients that
-    the optimizer computed in each step; ``rates``: learning rates.
+    ``worked``: how many matrices this rank orthogonalizes in a step. ``different``: the most weights on any
+    rank that differ from those of a torch.optim.Muon which got the same full gradients there.
     """
 
+    grid: tuple[int, int]
     begin: int
     losses: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -47,8 +50,7 @@ class RunRecord:
     expected: Mapping[str, int]
     state: int
     worked: int
-    rates: tuple[float, ...]
-    means: tuple[list[Tensor], ...]
+    different: int
     weights: list[Tensor]
 
 
@@ -97,41 +99,66 @@ def train(
     """
     module, (dp, tp) = load_file(path), grid
     model, hidden, kinds, others = start(seed)
-    pieces = [nn.Parameter(cut(w.detach(), k, rank % tp, tp)) for w, k in zip(hidden, kinds, strict=True)]
-    shapes = [tuple(whole.shape) for whole in hidden]
-    muon = module.DistributedMuon(list(zip(pieces, shapes, kinds, strict=True)), dp, tp, lr=LR)
+    muon = start_muon(module, hidden, kinds, dp, tp)
+    pieces = muon.params
     adamw = torch.optim.AdamW(others, lr=ADAMW_LR)
     scheduler = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)  # falls to a tenth
     both = BothOptimizers(muon, adamw)
-    begin, losses, seconds, rates, means = 0, [], [], [], []
+    begin, losses, seconds = 0, [], []
     sent: Mapping[int, int] = {}
     if folder:
         begin = module.load(module.Checkpoints(folder), model, both, scheduler)
         for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
             piece.data.copy_(cut(whole.detach(), kind, rank % tp, tp))
+    twins = [nn.Parameter(whole.detach().clone()) for whole in hidden]
+    stock = torch.optim.Muon(twins, lr=LR)
     for step in range(begin, steps):
         began = time.perf_counter()
         losses.append(_backward(model, others, batch_of(step, rank // tp, dp, seed)))
         for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
             piece.grad = cut(_grad(whole), kind, rank % tp, tp)
-        muon.lr = LR * adamw.param_groups[0]["lr"] / ADAMW_LR
-        rates.append(muon.lr)
+        stock.param_groups[0]["lr"] = muon.lr = LR * adamw.param_groups[0]["lr"] / ADAMW_LR
         with counted_bytes(lambda: muon.phase) as noted:
             muon.step()
         sent = noted
         adamw.step()
         scheduler.step()
-        means.append(muon.whole(muon._gather_slices(muon.mean)))
         for whole, fresh in zip(hidden, muon.whole(muon.pack([p.detach() for p in pieces])), strict=True):
             whole.data.copy_(fresh)
         seconds.append(time.perf_counter() - began)
+        for twin, mean in zip(twins, muon.whole(muon._gather_slices(muon.mean)), strict=True):
+            twin.grad = mean
+        stock.step()
         if folder and (step + 1) % EVERY == 0:
             module.save(module.Checkpoints(folder), step + 1, model, both, scheduler)
         if victim == rank and step + 1 == KILLED_AFTER:
             die_at_once()
     weights = [whole.detach().clone() for whole in hidden]
+    different = max(gather_objects(sum(int((a != b).sum()) for a, b in zip(weights, twins, strict=True))))
     counted = (sent, muon.expected_bytes(), muon.state.nbytes, len(muon.matrices(muon.bucket)))
-    return RunRecord(begin, tuple(losses), tuple(seconds), *counted, tuple(rates), tuple(means), weights)
+    return RunRecord(grid, begin, tuple(losses), tuple(seconds), *counted, different, weights)
+
+
+def count_bytes(rank: int, path: str, change: Callable[[ModuleType], Any], steps: int, seed: int) -> Any:
+    """The bytes that this rank sends in a step of a changed DistributedMuon on 2 × 2, or what is wrong.
+
+    Each rank works out the gradients of both dp places, so it knows their mean without any message.
+    """
+    module = load_file(path)
+    module.DistributedMuon = changed = change(module)  # type: ignore[attr-defined]
+    if not isinstance(changed, type):
+        return changed if changed is ... else "the function must return a class"
+    if wrong := try_steps(module, 2, 2):
+        return wrong
+    model, hidden, kinds, _ = start(seed)
+
+    def gradients(step: int, place: int) -> Sequence[Tensor]:
+        batch = batch_of(step, place, 2, seed)
+        return torch.autograd.grad(gpt.next_byte_loss(model, batch.inputs, batch.targets), hidden)
+
+    taken = ([gradients(step, place) for place in range(2)] for step in range(steps))
+    wrong, sent = step_beside(start_muon(module, hidden, kinds, 2, 2), hidden, kinds, taken)
+    return wrong or sum(sent.values())
 
 
 def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> float:
@@ -150,18 +177,6 @@ def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> f
 def _grad(param: nn.Parameter) -> Tensor:
     assert param.grad is not None
     return param.grad
-
-
-def steps_alone(record: RunRecord, seed: int) -> list[Tensor]:
-    """The hidden matrices after torch.optim.Muon in this process, from the same gradients."""
-    wholes = [nn.Parameter(whole.detach().clone()) for whole in start(seed)[1]]
-    stock = torch.optim.Muon(wholes, lr=LR)
-    for lr, means in zip(record.rates, record.means, strict=True):
-        stock.param_groups[0]["lr"] = lr
-        for whole, mean in zip(wholes, means, strict=True):
-            whole.grad = mean.clone()
-        stock.step()
-    return [whole.detach() for whole in wholes]
 
 
 def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
