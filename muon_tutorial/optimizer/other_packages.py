@@ -6,7 +6,7 @@ The formats were read from each package's published code:
   ``momentum_buffer``.
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
-- ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. AdamW's
+- ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * mu + gradient``, as ``momentum``. AdamW's
   second moment is ``variance``, AdamW's step ``step_dev`` (the group's ``step`` before August 2026).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
 - ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
@@ -25,6 +25,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import all_named
+from ..step.agreement import Fingerprint, compare_fingerprints
+from ..step.step import PlanStep
+from ..worlds.live import LiveWorld
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
 
@@ -61,8 +64,8 @@ class MomentumReport:
 
     def __str__(self) -> str:
         matrices = f"{self.package}: momentum of {len(self.momenta)} matrices"
-        anew = f"; {', '.join(self.anew)} start from zero" if self.anew else ""
-        return f"{matrices}, moments of {len(self.moments)} others{anew}"
+        neither = f"; nothing for {', '.join(self.anew)}" if self.anew else ""
+        return f"{matrices}, moments of {len(self.moments)} others{neither}"
 
 
 def load_momentum(
@@ -78,16 +81,27 @@ def load_momentum(
 
     Args:
         names: the names of the other optimizer's parameters in the order of its groups:
-            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``. You may leave ``names`` out
-            if the other optimizer's groups have ``param_names``.
+            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``. By default, the
+            ``param_names`` of the other optimizer's groups.
 
     Raises:
-        UsageError: an entry matches no parameter of this optimizer, or has another shape. Nothing is changed.
+        UsageError: an entry matches no parameter of this optimizer, or has another shape, or two entries of
+            one parameter differ. Nothing is changed.
+        MismatchError: ranks that step together passed the momentum of different matrices of a plan. All of
+            them raise it, and nothing is changed.
     """
     format_of = _format(package)
     own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
-    entries = dict(_entries(saved if isinstance(saved, Sequence) else [saved], names))
-    taken = {name: _taken(name, entry, own, format_of) for name, entry in entries.items()}
+    taken: dict[str, dict[str, Any]] = {}
+    for name, entry in _entries(saved if isinstance(saved, Sequence) else [saved], names):
+        made = _taken(name, entry, own, format_of)
+        first = taken.setdefault(name, made)
+        if first is not made and not all(torch.equal(value, made[key]) for key, value in first.items()):
+            raise UsageError(
+                f"two states of {name} were passed, and they differ: if tensor parallelism cuts it, pass "
+                "only the files of this rank's own position; otherwise names= may list it twice"
+            )
+    _compare_names(optimizer, {own[name][0]: name for name in taken})
     state = optimizer.state_dict()
     state["state"] |= {number: taken[name] for number, name in enumerate(own) if name in taken}
     optimizer.load_state_dict(state)
@@ -131,7 +145,7 @@ def _entries(
         groups = state["param_groups"]
         order = {number: group for group in groups for number in group["params"]}
         said = [name for group in groups for name in group.get("param_names", ())]
-        known = said if len(said) == len(order) else list(names or ())
+        known = said if names is None else list(names)
         if len(known) != len(order):
             raise UsageError(
                 f"the state has {len(order)} parameters, and {len(known)} names: pass names=, in the order "
@@ -139,7 +153,7 @@ def _entries(
             )
         for name, (number, group) in zip(known, order.items(), strict=True):
             if state["state"].get(number):
-                in_group = {"step": group["step"]} if "step" in group else {}
+                in_group = {key: group[key] for key in ("step", "mu") if key in group}
                 yield name, {**in_group, **state["state"][number]}
 
 
@@ -164,7 +178,8 @@ def _taken(
         flat = ": ZeRO has flattened it, and its shape is lost" if wrong.ndim == 1 != param.ndim else ""
         raise UsageError(f"{name} is {tuple(param.shape)}, but its saved state is {tuple(wrong.shape)}{flat}")
     if is_muons:
-        return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
+        rate = entry.get("mu", group["momentum"])
+        return {"momentum_buffer": made["momentum_buffer"].mul_(_share(rate, its))}
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
     step = entry.get(its.step, entry.get("step"))
@@ -183,7 +198,7 @@ def _given(
             "load_checkpoint() in one process, which has the whole momentum"
         )
     if "momentum_buffer" in entry:
-        yield its.momentum, _whole(entry["momentum_buffer"]) / _share(group, its)
+        yield its.momentum, _whole(entry["momentum_buffer"]) / _share(group["momentum"], its)
     elif "exp_avg" in entry:
         yield its.first, _whole(entry["exp_avg"]).clone()
         yield its.second, _whole(entry["exp_avg_sq"]).clone()
@@ -194,6 +209,16 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _share(group: Mapping[str, Any], its: Format) -> float:
-    """The factor that turns a package's momentum into a moving average."""
-    return 1 - float(group["momentum"]) if its.is_sum else 1.0
+def _share(rate: Any, its: Format) -> float:
+    """The factor that turns a package's momentum, of which a step keeps ``rate``, into a moving average."""
+    return 1 - float(rate) if its.is_sum else 1.0
+
+
+def _compare_names(optimizer: Muon | MuonWithAdamW, taken: Mapping[Tensor, str]) -> None:
+    """Raise ``MismatchError`` if ranks of a plan load the momentum of different matrices."""
+    muon = optimizer.muon if isinstance(optimizer, MuonWithAdamW) else optimizer
+    for mesh in muon.steps:
+        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
+            found = sorted(taken[it.param] for it in mesh.step.parameters if it.param in taken)
+            alike = Fingerprint({"the list of matrices whose momentum is loaded": ", ".join(found)})
+            mesh.world.run(compare_fingerprints(mesh.step.ranks, alike))

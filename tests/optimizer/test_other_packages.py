@@ -15,8 +15,19 @@ import pytest
 import torch
 from torch import nn
 
-from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, zeropower_via_newtonschulz
+from muon_tutorial import (
+    Grid,
+    LocalWorld,
+    Muon,
+    MuonWithAdamW,
+    UsageError,
+    build_mesh,
+    launch,
+    zeropower_via_newtonschulz,
+)
 from muon_tutorial.optimizer.other_packages import FORMATS, Package, load_momentum, momentum_for
+
+from ..configs.setups import error_of
 
 SHAPES = {"up.weight": (24, 12), "down.weight": (12, 24), "o.weight": (12, 12)}
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
@@ -156,6 +167,59 @@ def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, a
         where.pop("step", None), where.pop(at, None)
     with pytest.raises(UsageError, match="does not say how many steps AdamW has taken"):
         load_momentum(pair, {"state": state, "param_groups": groups}, package, names)
+
+
+def test_given_names_count_even_if_the_state_has_names() -> None:
+    """A layer was added in front, so that each old layer's name belongs to another layer now."""
+    old = {f"{i}.weight": nn.Parameter(torch.ones(4, 4)) for i in range(2)}
+    theirs = torch.optim.Muon(old.items(), **OPTIONS)
+    for param in old.values():
+        param.grad = torch.eye(4)
+    theirs.step()
+    new = {f"{i}.weight": nn.Parameter(torch.ones(4, 4)) for i in range(3)}
+    muon = Muon(new.items(), **OPTIONS)
+    report = load_momentum(muon, theirs.state_dict(), "torch", ["1.weight", "2.weight"])
+    assert (report.momenta, report.anew) == (("1.weight", "2.weight"), ("0.weight",))
+    assert str(report) == "torch: momentum of 2 matrices, moments of 0 others; nothing for 0.weight"
+    assert [bool(muon.state[param]) for param in new.values()] == [False, True, True]
+
+
+def test_dions_sum_is_averaged_by_its_own_rate() -> None:
+    params = build()
+    state = {0: {"momentum": torch.full((12, 12), 10.0)}}  # the sum of many gradients of 1
+    muon = Muon(params.items(), **OPTIONS)
+    load_momentum(muon, {"state": state, "param_groups": [{"params": [0], "mu": 0.9}]}, "dion", ["o.weight"])
+    momentum = muon.state[params["o.weight"]]["momentum_buffer"]
+    assert torch.allclose(momentum, torch.ones(12, 12))
+
+
+def test_two_states_of_one_parameter_must_be_the_same() -> None:
+    params = build()
+    muon = Muon(params.items(), **OPTIONS)
+    files = [
+        {"state": {0: {"momentum_buffer": torch.full((12, 12), value)}}, "param_groups": [{"params": [0]}]}
+        for value in (1.0, 2.0)
+    ]
+    assert load_momentum(muon, files[:1] * 2, "megatron", ["o.weight"]).momenta == ("o.weight",)
+    with pytest.raises(UsageError, match=r"two states of o\.weight were passed, and they differ"):
+        load_momentum(muon, files, "megatron", ["o.weight"])
+
+
+def load_one_file_on_each_rank(rank: int) -> tuple[str, str]:
+    params = build()
+    mesh = build_mesh({"dp": 2})
+    muon = Muon(params.items(), strategy="zero1", mesh=mesh, **OPTIONS)
+    name = ["up.weight", "down.weight"][rank]
+    state = {0: {"momentum_buffer": torch.ones(SHAPES[name])}}
+    file = {"state": state, "param_groups": [{"params": [0]}]}
+    return error_of(lambda: load_momentum(muon, file, "muon-optimizer", [name]))
+
+
+def test_a_rank_that_loads_only_its_own_file_is_refused() -> None:
+    """``zero1`` cuts all momenta, so the slices of the other file's matrices would start from zero."""
+    for kind, said in launch(load_one_file_on_each_rank, 2):
+        assert kind == "MismatchError"
+        assert "the list of matrices whose momentum is loaded" in said
 
 
 def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:
