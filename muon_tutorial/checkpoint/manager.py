@@ -198,7 +198,7 @@ class CheckpointManager:
         """Load the newest checkpoint, or the checkpoint of ``step``; returns its ``extra``.
 
         Must be called by all ranks of the default process group; rank 0 looks for the newest checkpoint. If
-        the newest checkpoint is damaged, an older checkpoint is loaded, with a warning. If all are damaged,
+        it is damaged or incomplete, an older checkpoint is loaded, with a warning. If all are damaged,
         warnings name the newer ones, and the error names the oldest. Waits for a save that is in progress.
 
         Raises:
@@ -207,7 +207,7 @@ class CheckpointManager:
         self.wait()
 
         def find() -> list[Path]:
-            found = [*filter(self._is_complete, self._newest_first())] if step is None else [step]
+            found = self._newest_first() if step is None else [step]
             if not found:
                 raise CheckpointError(f"{self.folder} holds no complete checkpoint")
             return [*map(self._path, found)]

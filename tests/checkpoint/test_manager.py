@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import errno
 import os
@@ -201,9 +200,7 @@ def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Pat
     else:
         (newest / ("extra.pt" if damage == "a file" else "manifest.json")).unlink()
     model, both = fresh()
-    with contextlib.ExitStack() as warned:
-        if damage == "a bit":  # other damage is found without reading every byte
-            warned.enter_context(pytest.warns(UserWarning, match=r"step-00000002/.* is damaged"))
+    with pytest.warns(UserWarning, match="step-00000002.*; trying an older checkpoint"):
         assert manager.load(model, both) == {"step": 1}
     assert_same_bits(model, pairs[1][0])
     said: list[str] = []
