@@ -124,7 +124,7 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
 def put_aside(target: Path, save_id: str) -> Path:
     """Rename a damaged checkpoint, or another folder with a checkpoint's name. It is not deleted."""
     aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
-    os.rename(target, aside)
+    os.rename(stepped_aside(target) or target, aside)
     return aside
 
 
@@ -152,6 +152,13 @@ def stepped_aside(target: Path) -> Path | None:
     return next(
         (path for (kind, its), path in kinds.items() if kind == "old" and ("draft", its) in kinds), None
     )
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names in a folder, and the former names of checkpoints that savers renamed to ``.NAME.old-ID``."""
+    names = os.listdir(folder)
+    found = filter(None, map(_LEFTOVER.fullmatch, names))
+    return {*names, *(match["name"] for match in found if match["kind"] == "old")}
 
 
 def remove_leftovers(target: Path) -> None:

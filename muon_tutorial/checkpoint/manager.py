@@ -1,9 +1,9 @@
 """``CheckpointManager``: saves checkpoints by step into a folder, and keeps only the newest.
 
 ``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The first line of the file ``latest`` is
-the name of the newest checkpoint; the next lines name those that the same run saved before it. The file is
-written after the checkpoint. This module decides where to save and which checkpoints to keep; ``saving`` and
-``loading`` do the rest.
+the name of the newest checkpoint; the next lines name those that the same run saved before it, and the last
+line identifies the process that wrote the file. The file is written after the checkpoint. This module decides
+where to save and which checkpoints to keep; ``saving`` and ``loading`` do the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -40,13 +40,15 @@ T = TypeVar("T")
 LATEST = "latest"
 _LONGEST, _MOST_NAMED = 2**16, 1000  # bytes and checkpoints that ``latest`` may have
 _STEP = re.compile(r"step-(\d{8,})")
+_PROCESS = uuid.uuid4().hex  # the last line of each ``latest`` that this process writes
 
 
 class CheckpointManager:
     """Saves a model and its optimizer by step into one folder, keeps the newest checkpoints, and loads them.
 
     Every rank makes its own manager of the same folder, on a file system that all ranks share. Only one
-    process (or group of ranks) at a time may save to a folder; others may load from it meanwhile.
+    process (or group of ranks) at a time may save to a folder; others may load from it meanwhile. If another
+    process has saved there since this manager's last save, the next save is refused.
 
     Args:
         folder: made when the first checkpoint is saved.
@@ -67,6 +69,7 @@ class CheckpointManager:
         self._buffers: dict[Place, Tensor] = {}  # reused, because allocating takes longer than copying
         self._pending: PendingSave | None = None
         self._newest_own: int | None = None  # the step that was loaded or saved last
+        self._has_saved = False  # stays False on all ranks but rank 0
 
     def save(
         self,
@@ -106,6 +109,11 @@ class CheckpointManager:
         target = self._path(step)
 
         def contents() -> ContentsToSave:
+            if self._has_saved and self._latest()[-1:] not in ([], [_PROCESS]):
+                raise CheckpointError(
+                    f"another process has saved to {self.folder} since this run's last save: each run needs "
+                    "a folder of its own, and an earlier job of the same run must have ended"
+                )
             found = contents_to_save(model, optimizer, extra, rename)
             return found if wait else self._copied(found)
 
@@ -177,14 +185,14 @@ class CheckpointManager:
     def _newest_first(self) -> list[int]:
         """The steps, newest first. Steps that ``latest`` does not name come later, and those after the newest
         that it names last: they may have been saved before the run was resumed from an earlier step."""
-        run = self._named_by_latest()
+        run = _steps_of(self._latest())
         last = max(run, default=math.inf)
         return sorted(set(self._steps()), key=lambda step: (step not in run, step > last, -step))
 
-    def _named_by_latest(self) -> list[int]:
+    def _latest(self) -> list[str]:
+        """The lines of ``latest``; none if it cannot be read."""
         with contextlib.suppress(OSError, ValueError):
-            lines = folders.read_file(self.folder / LATEST, _LONGEST).decode("ascii").splitlines()
-            return [step for step in map(_step_of, lines) if step is not None]
+            return folders.read_file(self.folder / LATEST, _LONGEST).decode("ascii").splitlines()
         return []
 
     def load(
@@ -229,25 +237,25 @@ class CheckpointManager:
 
     def _steps(self) -> list[int]:
         try:
-            names = os.listdir(self.folder) if self.folder.is_dir() else []
+            return _steps_of(folders.names_in(self.folder)) if self.folder.is_dir() else []
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}") from None
-        return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
         """Write the names of the run's checkpoints to ``latest``, and remove old ones. Called on rank 0."""
         step = _step_of(target.name)
         assert step is not None
         last = step - 1 if self._newest_own is None else min(step - 1, self._newest_own)
-        before = [its for its in self._named_by_latest() if its <= last and self._is_complete(its)]
+        before = [its for its in _steps_of(self._latest()) if its <= last and self._is_complete(its)]
         run, self._newest_own = [step, *before][: min(self.keep, _MOST_NAMED)], step
-        lines = "".join(f"{self._path(its).name}\n" for its in run)
+        lines = "\n".join([*(self._path(its).name for its in run), _PROCESS, ""])
         folders.replace_file(self.folder / LATEST, lines.encode(), save_id)
-        older = [its for its in self._newest_first() if its < step and self._is_complete(its)]
+        self._has_saved = True
         try:
+            folders.remove_all_leftovers(self.folder)
+            older = [its for its in self._newest_first() if its < step and self._is_complete(its)]
             for its in older[self.keep - 1 :]:
                 folders.remove(self._path(its), save_id)
-            folders.remove_all_leftovers(self.folder)
         except OSError as error:
             warnings.warn(f"an older checkpoint could not be removed: {one_line(error)}", stacklevel=2)
 
@@ -293,6 +301,10 @@ def made_before(make: Callable[[], T]) -> Callable[[], T]:
 def _step_of(name: str) -> int | None:
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def _steps_of(names: Iterable[str]) -> list[int]:
+    return [step for step in map(_step_of, names) if step is not None]
 
 
 def _complain(pending: list[Future[None]]) -> None:

@@ -236,6 +236,34 @@ def test_a_folder_that_is_no_checkpoint_is_put_aside_for_one(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.glob("damaged-*/*")] == ["mine"]
 
 
+def test_a_run_notices_that_another_process_saves_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, pair = CheckpointManager(tmp_path), trained(1)
+    one.save(10, *pair)
+    CheckpointManager(tmp_path).save(20, *pair)  # another manager in this process
+    one.save(30, *pair)
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "_PROCESS", "another")
+        CheckpointManager(tmp_path).save(30, *pair, extra={"run": "another"})
+    with pytest.raises(CheckpointError, match=r"another process has saved to .* since this run's last save"):
+        one.save(40, *pair)
+    assert one.load(*fresh()) == {"run": "another"}
+
+
+def test_a_checkpoint_that_a_dead_saver_renamed_is_found(tmp_path: Path) -> None:
+    """Where the file system cannot exchange two folders, a kill may leave the old one under this name."""
+    kept, pair = CheckpointManager(tmp_path, keep=1), trained(1)
+    kept.save(10, *pair, extra={"step": 10})
+    (tmp_path / "step-00000010").rename(tmp_path / f".step-00000010.old-{'a' * 32}")
+    (tmp_path / f".step-00000010.draft-{'a' * 32}").mkdir()
+    found = CheckpointManager(tmp_path, keep=1)
+    assert found.latest_step() == found.whole_step(print) == 10
+    assert found.load(*fresh()) == {"step": 10}
+    found.save(20, *pair)
+    assert names(tmp_path) == ["latest", "step-00000020"]
+
+
 def test_a_checkpoint_counts_without_its_pointer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager, pair = CheckpointManager(tmp_path), trained(1)
     monkeypatch.setattr(folders, "replace_file", Mock(side_effect=OSError(errno.EIO, "I/O error", "latest")))
