@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from .folders import opened
 from .meeting_over_store import Meeting, call_meeting, one_line
@@ -241,6 +242,9 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
         for each, attributes in before:
             vars(each).clear()
             vars(each).update(attributes)
+            if isinstance(each, Muon):  # its ranks make their steps anew together, loaded or not
+                each.restore(each.state, each.param_groups)
+                each.guard.was_loaded()
         _let_step(stepping)
         raise
     for key, entry in targets.model.items():

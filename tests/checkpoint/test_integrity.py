@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
 
+from muon_tutorial import MuonWithAdamW, launch
 from muon_tutorial.checkpoint import load_checkpoint, loading, save_checkpoint
 from muon_tutorial.errors import CheckpointError
+from muon_tutorial.step.parameter_state import local_part
 
 from ..exhaustive import left_out
 from .models import Pair, bits, fresh, same, trained
@@ -115,3 +119,35 @@ def test_an_optimizer_that_does_not_take_its_state_changes_nothing(saved: Path) 
     assert same(before, bits(model, both))
     model.get_parameter("one").grad = model.get_parameter("one").detach().clone()
     both.step()
+
+
+def refuse_on_one_rank(rank: int, folder: str) -> bool:
+    """Rank 1's optimizer refuses its state; then both ranks go on as if nothing had been loaded."""
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6))
+        fully_shard(model)
+        pairs.append((model, MuonWithAdamW.from_model(model, lr=0.1)))
+
+    def train(step: int) -> None:
+        for model, both in pairs:
+            both.zero_grad()
+            model(torch.full((3, 6), float(step))).sum().backward()
+            both.step()
+
+    train(1)
+    model, both = pairs[0]
+    save_checkpoint(folder, model, both)
+    train(2)
+    hook = both.adamw.register_load_state_dict_pre_hook(lambda _, state: state.clear() if rank else None)
+    with pytest.raises(CheckpointError, match="rank 1: KeyError"):
+        load_checkpoint(folder, model, both)
+    hook.remove()
+    train(3)
+    each = [[local_part(param.detach()) for param in model.parameters()] for model, _ in pairs]
+    return all(map(torch.equal, *each))
+
+
+def test_ranks_step_on_after_one_refused_its_state(tmp_path: Path) -> None:
+    assert launch(refuse_on_one_rank, 2, args=(str(tmp_path / "saved"),), timeout=10) == [True, True]
