@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..step.agreement import say_ranks
+from .plain_data import dump_plain
 from .rank_contents import Offset, TensorInPieces
 
 _REMEDY = (
@@ -31,6 +34,7 @@ class SaveSummary(NamedTuple):
     groups: dict[str, dict[str, Any]]
     outlines: dict[str, TensorOutline]
     buffers: set[str]
+    extra: int = 0  # a checksum
 
 
 def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
@@ -43,7 +47,7 @@ def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Raise an error if ranks disagree on something that they are about to save."""
+    """Raise an error if ranks disagree on something that they are about to save; warn of other ``extra``."""
     said: dict[str, tuple[int, Any]] = {}
 
     def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:
@@ -64,6 +68,13 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
             for offset, box in found.boxes.items():
                 compare(f"{key}, from {offset} on,", box, rank, _REMEDY, shown=False)
     _check_buffers(summaries)
+    fine = (zlib.crc32(dump_plain("extra", {})), summaries[0].extra)
+    if others := [rank for rank, its in enumerate(summaries) if its.extra not in fine]:
+        warnings.warn(
+            f"extra is not the same on {say_ranks([0, *others])}; only rank 0's is saved, and every rank "
+            "will load that one. If each rank needs its own, gather them, and pass all in rank 0's extra",
+            stacklevel=2,
+        )
 
 
 def _check_buffers(summaries: Sequence[SaveSummary]) -> None:

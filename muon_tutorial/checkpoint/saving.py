@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from . import folders, manifest
@@ -46,8 +47,9 @@ def save_checkpoint(
     new checkpoint or the previous content, even after a kill, and you can save again.
 
     Args:
-        extra: more values for rank 0 to save, such as a step or a scheduler's ``state_dict()``. A load
-            returns ``extra``: numbers, text, tensors, and dicts, lists and tuples of these.
+        extra: more values to save, such as a step or a scheduler's ``state_dict()``: numbers, text, tensors,
+            and dicts, lists and tuples of these. Only rank 0's are saved, and a load returns them on every
+            rank; a warning says if another rank passed others.
         rename: a function from the model's name of a parameter to the name under which it is saved. Needed if
             ranks have different parameters with equal names (experts, pipeline stages).
         existing: what to do with a folder that is not empty: ``"refuse"`` it, or ``"replace"`` a checkpoint.
@@ -80,6 +82,7 @@ def contents_to_save(
         raise CheckpointError(f"extra must be a dict of values to save with the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
     _warn_of_extra_state(model)
+    _warn_of_unstepped(model, {item.param for item in contents.stepped})
     tensors = dict(contents.tensors)
     for item in contents.stepped:
         for entry, tensor in item.tensors.items():
@@ -87,9 +90,7 @@ def contents_to_save(
     groups = {item.name: item.record for item in contents.stepped}
     for name, record in groups.items():
         manifest.record_to_json(name, record)
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
-    saved_extra = dump_plain("extra", dict(extra or {})) if is_first else b""
-    return ContentsToSave(tensors, contents.buffers, groups, saved_extra)
+    return ContentsToSave(tensors, contents.buffers, groups, dump_plain("extra", dict(extra or {})))
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
@@ -101,6 +102,18 @@ def _warn_of_extra_state(model: nn.Module) -> None:
             f"the result of get_extra_state() of {found[0] or 'the model'}"
             f"{f' (and of {len(found) - 1} others)' if found[1:] else ''} is not saved: "
             "pass it as extra={…}",
+            stacklevel=2,
+        )
+
+
+def _warn_of_unstepped(model: nn.Module, stepped: Set[Tensor]) -> None:
+    """Warn of trainable parameters that another optimizer may step, because its state is not saved."""
+    found = [name for name, it in model.named_parameters() if it.requires_grad and it not in stepped]
+    if found:
+        warnings.warn(
+            f"this optimizer does not step {found[0]}"
+            f"{f' and {len(found) - 1} others' if found[1:] else ''}; if another optimizer does, its state "
+            "is not saved: save a MuonWithAdamW(muon, adamw), or freeze what is not trained",
             stacklevel=2,
         )
 
@@ -123,15 +136,15 @@ def save_together(
     def prepare() -> tuple[ContentsToSave, SaveSummary]:
         own = contents()
         outlines = {key: outline(tensor, key in own.buffers) for key, tensor in own.tensors.items()}
-        return own, SaveSummary(str(target), own.groups, outlines, own.buffers)
+        return own, SaveSummary(str(target), own.groups, outlines, own.buffers, zlib.crc32(own.extra))
 
     with ExitStack() as held:
 
         def begin(parts: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
             """Compare the ranks, make a draft under a lock, and divide the work."""
-            for folder, groups, outlines, buffers in parts:
-                named = {key: TensorOutline(*its) for key, its in outlines.items()}
-                summaries.append(SaveSummary(folder, groups, named, buffers))
+            for part in itertools.starmap(SaveSummary, parts):
+                named = {key: TensorOutline(*its) for key, its in part.outlines.items()}
+                summaries.append(part._replace(outlines=named))
             check_alike(summaries)
             target.parent.mkdir(parents=True, exist_ok=True)
             for path in filter(None, (guard, target)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 
 from muon_tutorial import Muon, MuonWithAdamW, launch
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, loading, save_checkpoint
+from muon_tutorial.checkpoint.compare_ranks import SaveSummary, check_alike
+from muon_tutorial.checkpoint.plain_data import dump_plain
 from muon_tutorial.errors import CheckpointError, UsageError
 
 from .models import Pair, assert_same_bits, bits, fresh, same, trained
@@ -66,6 +69,26 @@ def test_a_modules_own_state_is_warned_of(tmp_path: Path) -> None:
     model = nn.Sequential(Counting(3, 4), nn.Linear(4, 3))
     with pytest.warns(UserWarning, match=r"the result of get_extra_state\(\) of 0 is not saved: pass it as"):
         save_checkpoint(tmp_path / "saved", model, MuonWithAdamW.from_model(model, lr=0.1))
+
+
+def test_parameters_that_another_optimizer_may_step_are_warned_of(tmp_path: Path) -> None:
+    model, both = trained(1)
+    with pytest.warns(UserWarning, match="does not step bias; if another optimizer does, its state is not"):
+        save_checkpoint(tmp_path / "muon", model, both.muon)
+    model.get_parameter("bias").requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_checkpoint(tmp_path / "frozen", model, both.muon)
+
+
+def test_an_extra_of_another_rank_that_is_not_saved_is_warned_of() -> None:
+    empty, mine, other = (zlib.crc32(dump_plain("extra", its)) for its in ({}, {"at": 0}, {"at": 9}))
+    ranks = [SaveSummary("", {}, {}, set(), extra) for extra in (mine, empty, other)]
+    with pytest.warns(UserWarning, match="extra is not the same on ranks 0, 2; only rank 0's is saved"):
+        check_alike(ranks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_alike(ranks[:2])
 
 
 def test_a_buffer_that_a_hook_renames_or_a_module_shares_is_saved(tmp_path: Path) -> None:
