@@ -220,8 +220,12 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
 
 
 def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespace) -> Saving:
-    """Lock a run's folder for this job, and return where the run resumes."""
+    """Lock a run's folder for this job, note torchrun's agents there, and return where the run resumes."""
     options.hold(folder.held())
+    if options.agents:
+        known = said.get(JOB)
+        names = names_of_job([*options.agents, *(known if isinstance(known, list) else ())])
+        folder.write("settings.json", {**said, JOB: names})
     return _asked_of(
         saving_of(folder, said, options.save_every, lambda line: print(line, file=sys.stderr)), options
     )
@@ -289,8 +293,10 @@ def _place_run_under_torchrun(
     options: argparse.Namespace, started: int
 ) -> tuple[TrainSettings, RunFolder, Saving]:
     """Like ``_place_run``, but ranks that torchrun has restarted resume their run if it has a checkpoint."""
+    is_ours = partial(is_of_this_job, agents=options.agents)
+    if options.resume == NEWEST:  # after a restart, another run may have the newest checkpoint
+        options.resume = find_restarted(is_ours) or NEWEST
     if options.resume is None:
-        is_ours = partial(is_of_this_job, agents=options.agents)
         folder = options.out or find_restarted(is_ours)
         if folder is None and restarted_by_torchrun() and not names_of_job(options.agents):
             print(NOT_FOUND_AGAIN, file=sys.stderr)
@@ -301,7 +307,6 @@ def _place_run_under_torchrun(
             _fit_grid(options, said, started)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
             saving = _going_on(known, said, options)
-            known.write("settings.json", {**said, JOB: names_of_job([*options.agents, *said[JOB]])})
             if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
                 raise CompleteRunError(f"the run in {folder} is complete: nothing is left to do")
             return settings, known, saving

@@ -192,6 +192,25 @@ def test_restarted_ranks_end_the_run(restarted: argparse.Namespace, monkeypatch:
         cli._place_run_under_torchrun(restarted, 2)
 
 
+def test_restarted_ranks_stay_with_the_run_that_they_resumed(
+    restarted: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--resume`` without a folder takes the newest run, but another one may have saved before a restart."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Saving, "whole_step", lambda saving, say: 3)
+    restarted.out = None
+    for name, when in (("a", 2), ("b", 1)):
+        latest = RunFolder.create(Path("runs") / name, asdict(SETTINGS)).path / "checkpoints" / "latest"
+        latest.parent.mkdir()
+        latest.touch()
+        os.utime(latest, (when, when))
+    for attempt in "01":
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        restarted.resume, restarted.given = resume.NEWEST, set()
+        assert cli._place_run_under_torchrun(restarted, 2)[1].path == Path("runs/a")
+        (tmp_path / "runs" / "b" / "checkpoints" / "latest").touch()
+
+
 def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
     restarted: argparse.Namespace,
     tmp_path: Path,
