@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal, NoReturn, get_args
@@ -157,7 +158,7 @@ def unwind(number: int) -> NoReturn:
 def _ask_to_stop(saving: Saving, number: int) -> None:
     """Ask all ranks to save and stop after the current step; the first reason is kept."""
     if not saving.stop_file.exists():
-        draft = saving.stop_file.with_name(f".stop-{os.getpid()}")
+        draft = saving.stop_file.with_name(f".stop-{uuid.uuid4().hex}")  # ranks in containers share numbers
         draft.write_text(f"SIG{_name(number)}", encoding="ascii")
         os.replace(draft, saving.stop_file)
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -253,6 +254,22 @@ def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
     saving.stop_file.touch()
     with stopping.heeding_signals(saving, None, 1.0, stopping.unwind):
         assert not saving.stop_file.exists()
+
+
+def test_ranks_of_one_number_on_two_machines_ask_to_stop_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers, ranks on several machines often have the same process id."""
+    saving, real = Saving(tmp_path), os.replace
+
+    def slowly(draft: Path, target: Path) -> None:
+        monkeypatch.undo()
+        stopping._ask_to_stop(saving, signal.SIGTERM)  # the other rank
+        real(draft, target)
+
+    monkeypatch.setattr("os.replace", slowly)
+    stopping._ask_to_stop(saving, signal.SIGTERM)
+    assert os.listdir(tmp_path) == ["stop"]
 
 
 def test_a_run_goes_on_from_an_older_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
