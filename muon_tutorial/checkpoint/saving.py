@@ -16,13 +16,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from ..optimizer.muon import Muon
 from . import folders, manifest
 from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting_over_store import Meeting, call_meeting, one_line
 from .piece_files import Place, Written, divide, metadata_for_other_tools, saved_tensors, write_pieces
 from .plain_data import dump_plain
-from .rank_contents import Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces
+from .rank_contents import Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces, parts_of
 
 EXTRA = "extra.pt"
 
@@ -56,8 +57,9 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: the folder is not empty or cannot be written, another process is saving to it, ranks
-            hold different values of something that should be the same, or a rank did not do its part within
-            the timeout of the default process group. Raised on all ranks.
+            hold different values of something that should be the same, a step was interrupted halfway on a
+            rank, or a rank did not do its part within the timeout of the default process group.
+            Raised on all ranks.
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
@@ -80,6 +82,12 @@ def contents_to_save(
     """Find out what this rank has to save; the tensors are the model's own, not copies."""
     if extra is not None and not isinstance(extra, Mapping):
         raise CheckpointError(f"extra must be a dict of values to save with the model, not {extra!r}")
+    muon = parts_of(optimizer).get("muon")
+    if isinstance(muon, Muon) and muon.guard.is_halfway:
+        raise CheckpointError(
+            "step() was interrupted halfway, so only some parameters have been stepped: load the last "
+            "checkpoint, or save after a whole step"
+        )
     contents = contents_of_rank(model, optimizer, rename)
     _warn_of_extra_state(model)
     _warn_of_unstepped(model, {item.param for item in contents.stepped})

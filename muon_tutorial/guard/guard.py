@@ -74,6 +74,7 @@ class Guard:
     ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
     ``compared`` are the parameters, by index, that had a gradient in a step before: a parameter's first
     gradient is compared, because DDP does not average it if the parameter was frozen when DDP was made.
+    ``is_halfway`` is whether a step has begun to write, and neither it nor a later step or load has ended.
     """
 
     steps: CurrentSteps
@@ -96,6 +97,7 @@ class Guard:
     is_compared: bool = False
     compares_gradients: bool = False
     compared: frozenset[int] = frozenset()
+    is_halfway: bool = False
     steps_done: int = 0
     skipped_gradients: int = 0
 
@@ -172,13 +174,13 @@ class Guard:
                 warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
-        self.state = State.STEPPING
+        self.state, self.is_halfway = State.STEPPING, True
         return steps
 
     def after_step(self, optimizer: torch.optim.Optimizer, end: Literal["taken", "skipped"]) -> None:
         """Forget the averaged gradients, and count the step if it was taken."""
         if end == "taken":
-            self.steps_done, self.is_new = self.steps_done + 1, False
+            self.steps_done, self.is_new, self.is_halfway = self.steps_done + 1, False, False
         self.skipped_gradients = 0
         self.gradients_changed()
         self.look_at_gradients(optimizer)
@@ -302,7 +304,7 @@ class Guard:
             )
 
     def was_loaded(self) -> None:
-        self.is_new, self.is_compared = False, False
+        self.is_new = self.is_compared = self.is_halfway = False
         self.steps_done = self.skipped_gradients = 0
 
     def current_steps(self, optimizer: Any, before: Sequence[MeshStep] | None = None) -> list[MeshStep]:
@@ -496,7 +498,7 @@ class NoGuard(Guard):
                 yield from the_plan_step(steps).ready(beside)
             for mesh in steps:
                 mesh.step.trust()
-        self.state = State.STEPPING
+        self.state, self.is_halfway = State.STEPPING, True
         return steps
 
 

@@ -279,7 +279,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in self.adamw.param_groups:
             if "momentum" in group:
                 group["betas"] = (group["momentum"], group["betas"][1])
+        self.muon.guard.is_halfway = True
         self.adamw.step()
+        self.muon.guard.is_halfway = False
         return loss
 
     @property

@@ -81,6 +81,26 @@ def test_parameters_that_another_optimizer_may_step_are_warned_of(tmp_path: Path
         save_checkpoint(tmp_path / "frozen", model, both.muon)
 
 
+@pytest.mark.parametrize("place", ["between two matrices", "in AdamW"])
+def test_what_was_half_stepped_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A script may save at ``KeyboardInterrupt``, which may come in the middle of a step."""
+    model, both = trained(1)
+    with monkeypatch.context() as patch:
+        if place == "in AdamW":
+            patch.setattr(both.adamw, "step", Mock(side_effect=KeyboardInterrupt))
+        else:
+            patch.setattr(torch.Tensor, "lerp_", Mock(side_effect=[torch.zeros(4, 3), KeyboardInterrupt]))
+        with pytest.raises(KeyboardInterrupt):
+            both.step()
+    both.zero_grad()
+    with pytest.raises(CheckpointError, match=r"step\(\) was interrupted halfway"):
+        save_checkpoint(tmp_path / "saved", model, both)
+    both.step()
+    save_checkpoint(tmp_path / "saved", model, both)
+
+
 def test_an_extra_of_another_rank_that_is_not_saved_is_warned_of() -> None:
     empty, mine, other = (zlib.crc32(dump_plain("extra", its)) for its in ({}, {"at": 0}, {"at": 9}))
     ranks = [SaveSummary("", {}, {}, set(), extra) for extra in (mine, empty, other)]
