@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 LATEST = "latest"
 _LONGEST, _MOST_NAMED = 2**16, 1000  # bytes and checkpoints that ``latest`` may have
 _STEP = re.compile(r"step-(\d{8,})")
-_PROCESS = uuid.uuid4().hex  # the last line of each ``latest`` that this process writes
+_process = cache(lambda: uuid.uuid4().hex)  # the last line of each ``latest`` that this process writes
 
 
 class CheckpointManager:
@@ -109,7 +109,7 @@ class CheckpointManager:
         target = self._path(step)
 
         def contents() -> ContentsToSave:
-            if self._has_saved and self._latest()[-1:] not in ([], [_PROCESS]):
+            if self._has_saved and self._latest()[-1:] not in ([], [_process()]):
                 raise CheckpointError(
                     f"another process has saved to {self.folder} since this run's last save: each run needs "
                     "a folder of its own, and an earlier job of the same run must have ended"
@@ -248,7 +248,7 @@ class CheckpointManager:
         last = step - 1 if self._newest_own is None else min(step - 1, self._newest_own)
         before = [its for its in _steps_of(self._latest()) if its <= last and self._is_complete(its)]
         run, self._newest_own = [step, *before][: min(self.keep, _MOST_NAMED)], step
-        lines = "\n".join([*(self._path(its).name for its in run), _PROCESS, ""])
+        lines = "\n".join([*(self._path(its).name for its in run), _process(), ""])
         folders.replace_file(self.folder / LATEST, lines.encode(), save_id)
         self._has_saved = True
         try:

@@ -244,7 +244,7 @@ def test_a_run_notices_that_another_process_saves_to_its_folder(
     CheckpointManager(tmp_path).save(20, *pair)  # another manager in this process
     one.save(30, *pair)
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "_PROCESS", "another")
+        patch.setattr(manager, "_process", lambda: "another")
         CheckpointManager(tmp_path).save(30, *pair, extra={"run": "another"})
     with pytest.raises(CheckpointError, match=r"another process has saved to .* since this run's last save"):
         one.save(40, *pair)

@@ -84,7 +84,8 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 def packaged_step() -> tuple[TraceEvent, ...]:
     """Load the events of one step of the report's async Muon, rank 0; times begin with the step's call."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
-    return tuple(TraceEvent(*row, args={}) for row in data["step"])
+    fields = ("name", "sort", "begin", "duration", "process", "thread")
+    return tuple(TraceEvent(**dict(zip(fields, row, strict=True)), args={}) for row in data["step"])
 
 
 @dataclass(frozen=True, slots=True)
