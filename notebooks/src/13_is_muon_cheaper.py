@@ -176,9 +176,9 @@ print(lesson.say_events(mine))
 
 # %% [markdown]
 # A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
-# that thread's. The table calls it a kernel, because on a GPU a kernel does the work. There, both CPU and GPU also get
-# an **annotation**, a label over a stretch of time. So each collective leaves four events, as in one step of the
-# report's run with asynchronous collectives (rank 0 of four RTX A4000):
+# that thread's. On a GPU a **kernel** does the work, and CPU and GPU also get an **annotation**, a label over a stretch
+# of time. So each collective leaves four events, as in one step of the report's asynchronous run (rank 0 of four RTX
+# A4000):
 
 # %%
 events = lesson.gpu_step()
@@ -300,15 +300,14 @@ print(lesson.say_bytes())
 # %% [markdown]
 # No: AdamW's run averaged its gradients. Muon's was given averages, and never sent new weights.
 #
-# Async looked slower because a kernel that waits looks busy. By its span it was *faster*. Why? This is the step whose
-# collectives you have just counted:
+# Async looked slower because a kernel that waits looks busy. By its span it was *faster*. Here is its step:
 
 # %%
 lesson.draw_gpu_step()
 
 # %% [markdown]
-# The tp gather sends this rank's half of a matrix, 8,388,608 entries. Rank 0 keeps only 4,662,860 itself, and the dp
-# gather brings the others. How long before all of them had surely arrived did the tp gather begin?
+# The tp gather sends half of a matrix, 8,388,608 entries. Rank 0 keeps only 4,662,860 itself; the dp gather brings the
+# others. How long before all had surely arrived did the tp gather begin?
 #
 # *Easy · 3 minutes · required*
 
@@ -329,9 +328,9 @@ lesson.early_exercise().check(early)
 # </details>
 
 # %% [markdown]
-# Newton–Schulz began 19 ms too early, too. So the report's run lacked a *wait* (lesson 12), in each of its five steps,
-# and no error said so. Some entries may have been there in time, but nothing made sure. It also explains the gain: the
-# run with waits spent 42.8 ms in its five dp gathers, and async's span is 40.7 ms shorter.
+# Newton–Schulz began 19 ms too early, too. Some entries may have come in time, but nothing made sure: in all five steps
+# a *wait* is missing (lesson 12). That explains the gain. The other run spent 42.8 ms in dp gathers, and async's span
+# is 40.7 ms shorter.
 #
 # <details><summary>An open task: write the report's author a correction (30 minutes)</summary>
 #
