@@ -46,7 +46,7 @@ from .compare_replicas import broadcast_parameters, compare_gradients, compare_i
 from .current_steps import CurrentSteps, MeshStep
 from .gradient_hooks import GradientHooks
 from .gradient_warnings import warn_of_no_gradients, warn_of_others_gradients
-from .same_on_all_ranks import dimensions, facts
+from .same_on_all_ranks import compared_texts, dimensions
 
 if TYPE_CHECKING:
     from ..worlds.local import LocalMesh
@@ -101,7 +101,7 @@ class Guard:
     steps_done: int = 0
     skipped_gradients: int = 0
 
-    def agree_on_values(self, optimizer: Any) -> None:
+    def agree_when_made(self, optimizer: Any) -> None:
         """Compare all parameters' dimensions across ranks; if ``broadcasts``, copy the first rank's values.
 
         All ranks of the mesh must call this when the optimizer is made, and when it gets a companion.
@@ -342,7 +342,7 @@ class Guard:
             return NOTHING_TO_COMPARE
         if changed or not self.described or not (beside is self.beside or same_tensors(self.beside, beside)):
             states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
-            self.described = facts(self.all_groups(optimizer), states, beside, self.world.grid)
+            self.described = compared_texts(self.all_groups(optimizer), states, beside, self.world.grid)
         moves = {entry["steps"] for entry in optimizer.state.values() if "steps" in entry}
         counted = {
             "compare_every": str(self.compare_every),

@@ -1,9 +1,9 @@
 """Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
 ``step/agreement.py`` compares them across ranks, and says what differs on which rank. For a new check of a
-value in the groups, add its key to ``HYPERPARAMETERS``; add a line to ``facts`` if its text changes only with
-the groups or the state, and otherwise a line to ``Guard.fingerprint``, which runs in every step. Ranks send
-one hash of all texts, however many there are.
+value in the groups, add its key to ``HYPERPARAMETERS``; add a line to ``compared_texts`` if its text never changes,
+or only with the groups or the state, and otherwise a line to ``Guard.fingerprint``, which runs in every step.
+Ranks send one hash of all texts, however many there are, so an error shows only its own rank's text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Groups = Sequence[Mapping[str, Any]]
 States = Sequence[Mapping[str, Any]]
 
 
-def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
+def compared_texts(
+    groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None
+) -> dict[str, str]:
     """Describe the groups, the momenta, and the other gradients that are averaged, for ranks to compare."""
     # A rank with momentum of another dtype would round differently.
     dtypes = [str(getattr(it.get("momentum_buffer"), "dtype", "none")) for it in states]

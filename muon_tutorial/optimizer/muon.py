@@ -164,7 +164,7 @@ class Muon(torch.optim.Optimizer):
         check_hyperparameters(defaults)
         super().__init__(params, defaults)
         self.register_state_dict_post_hook(mark_slices)
-        self.guard.agree_on_values(self)
+        self.guard.agree_when_made(self)
         if isinstance(self.world, LiveWorld):
             self.guard.number = count_on(self.world.mesh)
 

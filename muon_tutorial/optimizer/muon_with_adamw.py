@@ -100,7 +100,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.register_state_dict_post_hook(mark_slices)
         for group in adamw.param_groups:
             own_lr(group, muon.param_groups)
-        muon.guard.agree_on_values(muon)
+        muon.guard.agree_when_made(muon)
 
     @classmethod
     def from_model(
