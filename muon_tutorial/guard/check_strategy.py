@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
 from ..parameters.describe_matrices import all_named
 from ..plan.strategies import Plan
 from ..step.parameter_state import local_part
+from ..worlds.live import LiveWorld
 from .current_steps import Groups
+
+if TYPE_CHECKING:
+    from ..worlds.local import LocalMesh
+
+
+def check_no_tp_left_out(world: LiveWorld | LocalMesh, groups: Groups) -> None:
+    """Refuse parameters that tp cuts by their ``partition_dim``, if the mesh is a part without tp."""
+    root = world.mesh._get_root_mesh() if isinstance(world, LiveWorld) else None
+    sizes = dict(zip(root.mesh_dim_names or (), root.shape, strict=False)) if root else {}
+    for name, param, _ in all_named(groups) if sizes.get("tp", 1) > world.grid.size("tp") else ():
+        dim = getattr(param, "partition_dim", None)
+        if dim in range(param.ndim) and not isinstance(param, DTensor):
+            raise StrategyError(
+                f"{name} has partition_dim={dim}, but the optimizer's mesh ({world.grid}) leaves out the tp "
+                "of the mesh that it is a part of: pass both axes, or set partition_dim to -1"
+            )
 
 
 def check_own_memory(strategy: str, groups: Groups) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import StrategyError
-from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_own_memory
+from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_no_tp_left_out, check_own_memory
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.orthogonalize_option import is_auto
 from ..parameters.describe_matrices import describe_matrices
@@ -79,6 +79,7 @@ def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim
 
         def make() -> Plan:
             plan = builder(describe_matrices(groups, world.at, tp_dim, indices), world.grid)
+            check_no_tp_left_out(world, groups)
             if plan.expects == "local":
                 check_no_ddp(plan.strategy, groups)
                 check_own_memory(plan.strategy, groups)

@@ -62,10 +62,12 @@ def _order(name: str, param: DTensor, dim: int, names: Sequence[str]) -> list[st
 
 
 def check_axes(name: str, param: DTensor, cuts: tuple[Cut, ...], at: Coordinate) -> None:
-    sizes = dict(zip(param.device_mesh.mesh_dim_names or (), param.device_mesh.shape, strict=True))
-    for axis, _ in cuts:
-        if sizes[axis] != at.size(axis):
+    mesh = param.device_mesh
+    here = mesh.get_coordinate() or (-1,) * mesh.ndim  # -1 if this rank is not on the mesh
+    for axis, size, place in zip(mesh.mesh_dim_names or (), mesh.shape, here, strict=True):
+        if axis in dict(cuts) and (size, place) != (at.size(axis), at[axis]):
             raise StrategyError(
-                f"{name} is cut over {sizes[axis]} ranks along {axis!r}, "
-                f"which has {at.size(axis)} on the optimizer's mesh ({at.grid})"
+                f"{name} is cut over {size} ranks along {axis!r}, which has {at.size(axis)} on the "
+                f"optimizer's mesh ({at.grid}); this rank's position is {place} there and {at[axis]} here: "
+                "pass the mesh that cuts the parameters"
             )

@@ -23,10 +23,11 @@ def plain_cuts(
     Raises:
         StrategyError: the parameter's ``partition_sizes`` do not fit its shape on this rank.
     """
-    dim = chosen_tp_dim(index, name, param, tp_dim) if at.size("tp") > 1 else None
+    own, parts = getattr(param, "partition_sizes", None), at.size("tp")
+    dim = chosen_tp_dim(index, name, param, tp_dim) if parts > 1 or own is not None else None
     if dim is None:
         return (), tuple(param.shape)
-    own, here, parts = getattr(param, "partition_sizes", None), param.shape[dim], at.size("tp")
+    here = param.shape[dim]
     sizes = (here,) * parts if own is None else tuple(own)
     if len(sizes) != parts or sizes[at["tp"]] != here:
         raise StrategyError(
@@ -34,7 +35,7 @@ def plain_cuts(
             f"at tp={at['tp']} of {parts}"
         )
     shape = tuple(sum(sizes) if it == dim else length for it, length in enumerate(param.shape))
-    return (("tp", Shard(dim, None if own is None else sizes)),), shape
+    return (("tp", Shard(dim, None if own is None else sizes)),) if parts > 1 else (), shape
 
 
 def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | None:

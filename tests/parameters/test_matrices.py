@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor import Shard as TorchShard
 
 from muon_tutorial import Coordinate, Grid, LocalWorld, Muon, Shard, build_mesh, launch
-from muon_tutorial.errors import GradientError, StrategyError, UsageError
+from muon_tutorial.errors import GradientError, StrategyError, TutorialError, UsageError
 from muon_tutorial.parameters.describe_matrices import describe_matrices
 from muon_tutorial.parameters.tensor_parallel import TpDim
 from muon_tutorial.plan.matrix import Matrix
@@ -108,6 +108,8 @@ def test_partition_sizes_that_do_not_fit_are_refused(sizes: tuple[int, ...]) -> 
         StrategyError, match=r"group 0, parameter 0: partition_sizes .* 2 indices .* tp=0 of 2"
     ):
         described(weight(2, 4, partition_dim=0, partition_sizes=sizes), Grid.of(tp=2).at(0))
+    with pytest.raises(StrategyError, match=r"partition_sizes .* 2 indices .* tp=0 of 1"):  # dp alone
+        described(weight(2, 4, partition_dim=0, partition_sizes=sizes), Grid.of(dp=2).at(0))
 
 
 def test_without_tensor_parallelism_a_plain_parameter_is_whole() -> None:
@@ -176,18 +178,26 @@ def on_one_of_four(rank: int) -> None:
         "fsdp2": module.weight,
         "unnamed": nn.Parameter(distribute_tensor(numbered(4, 4), unnamed, [TorchShard(0)] * 2)),
         "partial": nn.Parameter(DTensor.from_local(numbered(4, 4), mesh["tp"], [Partial()])),
+        "part": weight(2, 4, partition_dim=0),
     }
     refused = [
         (mesh, "rows, fsdp2", "is sharded along 'dp': strategy 'zero1'"),
         (flat, "rows", "is cut over 2 ranks along 'tp', which has 4 on the optimizer's mesh"),
         (mesh, "unnamed", "lies on a mesh without axis names"),
         (mesh, "partial", "is P(sum) along 'tp': reduce it before the step"),
+        (mesh["dp"], "part", "has partition_dim=0, but the optimizer's mesh (dp=2) leaves out the tp of the"),
     ]
     for on, listed, said in refused:
         names = listed.split(", ")
         with pytest.raises(StrategyError, match=re.escape(f"{names[-1]} {said}")):
             Muon([(name, made[name]) for name in names], strategy="zero1", mesh=on)
     check_partial_gradient(mesh)
+    turned = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+    cut = nn.Parameter(distribute_tensor(numbered(4, 4), turned, [TorchShard(1), TorchShard(0)]))
+    with pytest.raises(
+        TutorialError, match=r"cut over 2 ranks along '.p', .* position is . there and . here"
+    ):
+        Muon([cut], strategy="owner", mesh=mesh)
 
 
 def check_partial_gradient(mesh: DeviceMesh) -> None:
