@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from muon_tutorial import Grid, Matrix
-from muon_tutorial.plan.strategies import Builder, Plan, owner
+from muon_tutorial.errors import StrategyError
+from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner
 
 from .exhaustive import left_out
 from .oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
@@ -47,3 +48,26 @@ def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int],
     ranks = seated(grid, partial(VARIANTS[strategy], round_bytes=SMALL_BUCKETS), case)
     ranks.steps(whole_gradients(case))
     assert_own_parts(ranks.params, single_process(case), case, grid)
+
+
+def joined(left_out: int, repeated: int, numbered: bool, matrices: Sequence[Matrix], grid: Grid) -> Plan:
+    """A user's strategy that takes each matrix from one of two plans."""
+    few, many = layerwise(matrices[left_out:2], grid), layerwise(matrices[2 - repeated :], grid)
+    buckets = [*few.buckets, *many.buckets]
+    return replace(
+        few,
+        strategy="joined",
+        buckets=tuple(replace(it, index=i, round=i) for i, it in enumerate(buckets))
+        if numbered
+        else tuple(buckets),
+    )
+
+
+def test_a_strategy_of_ones_own_steps_each_matrix_once() -> None:
+    grid = Grid.of(dp=2)
+    ranks = seated(grid, partial(joined, 0, 0, True))
+    ranks.steps(whole_gradients(UNEVEN))
+    assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, grid)
+    for wrong, said in (((1, 0, True), "0 is in 0"), ((0, 1, True), "1 is in 2"), ((0, 0, False), "0, 1, …")):
+        with pytest.raises(StrategyError, match=f"the plan of strategy 'joined' .*{said}"):
+            seated(grid, partial(joined, *wrong))

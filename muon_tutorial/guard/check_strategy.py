@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
 from ..parameters.describe_matrices import all_named
+from ..plan.matrix import Matrix
 from ..plan.strategies import Plan
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld
@@ -19,6 +21,17 @@ from .current_steps import Groups
 
 if TYPE_CHECKING:
     from ..worlds.local import LocalMesh
+
+
+def check_all_once(plan: Plan, matrices: Sequence[Matrix]) -> None:
+    """Refuse a user's plan that leaves out a matrix, repeats one, or numbers two buckets alike."""
+    times = Counter(entry.matrix.index for bucket in plan.buckets for entry in bucket.entries)
+    wrong = ", ".join(f"{it.name} is in {times[it.index]}" for it in matrices if times[it.index] != 1)
+    if wrong or any(bucket.index != number for number, bucket in enumerate(plan.buckets)):
+        raise StrategyError(
+            f"the plan of strategy {plan.strategy!r} must number its buckets 0, 1, …, and have each matrix "
+            f"in one of them{wrong and f': {wrong}'}"
+        )
 
 
 def check_no_tp_left_out(world: LiveWorld | LocalMesh, groups: Groups) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import StrategyError
-from ..guard.check_strategy import check_gram_recipes, check_no_ddp, check_no_tp_left_out, check_own_memory
+from ..guard.check_strategy import (
+    check_all_once,
+    check_gram_recipes,
+    check_no_ddp,
+    check_no_tp_left_out,
+    check_own_memory,
+)
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.orthogonalize_option import is_auto
 from ..parameters.describe_matrices import describe_matrices
@@ -78,7 +84,9 @@ def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim
         indices = kept_indices(params, known) if by_index else None
 
         def make() -> Plan:
-            plan = builder(describe_matrices(groups, world.at, tp_dim, indices), world.grid)
+            matrices = describe_matrices(groups, world.at, tp_dim, indices)
+            plan = builder(matrices, world.grid)
+            check_all_once(plan, matrices)
             check_no_tp_left_out(world, groups)
             if plan.expects == "local":
                 check_no_ddp(plan.strategy, groups)
