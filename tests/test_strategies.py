@@ -13,10 +13,11 @@ import torch
 
 from muon_tutorial import Grid, Matrix
 from muon_tutorial.errors import StrategyError
+from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner
 
 from .exhaustive import left_out
-from .oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
+from .oracle import UNEVEN, Case, assert_own_parts, seated, single_process, whole_gradients
 from .plan import variants
 
 GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (1, 3), (3, 2), (4, 2))
@@ -71,3 +72,12 @@ def test_a_strategy_of_ones_own_steps_each_matrix_once() -> None:
     for wrong, said in (((1, 0, True), "0 is in 0"), ((0, 1, True), "1 is in 2"), ((0, 0, False), "0, 1, …")):
         with pytest.raises(StrategyError, match=f"the plan of strategy 'joined' .*{said}"):
             seated(grid, partial(joined, *wrong))
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "zero1", "layerwise", "gram"])
+def test_an_empty_matrix_may_be_cut_along_its_long_side(strategy: str) -> None:
+    grid, case = Grid.of(tp=2), Case(shapes=((0, 6), (4, 6), (6, 4)), cuts=(Shard(1), Shard(1), Shard(0)))
+    ranks = seated(grid, strategy, case)
+    ranks.steps(whole_gradients(case))
+    if strategy != "gram":
+        assert_own_parts(ranks.params, single_process(case), case, grid)

@@ -238,7 +238,7 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     def keep_cut(entry: BucketEntry) -> BucketEntry:
         cut, sides = entry.matrix.cut("tp"), entry.matrix.sides
         dim = -1 if cut is None else cut.dim - leading(entry.matrix)  # rows, columns or neither
-        if not entry.route.hops or dim not in (0, 1) or sides[dim] < sides[1 - dim]:
+        if not entry.route.hops or dim not in (0, 1) or not 0 < sides[1 - dim] <= sides[dim]:
             return entry
         return replace(entry, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
 
@@ -703,7 +703,7 @@ def _tp_pieces(
     largest, cut = max(box.numel for box in boxes), alike.cut("tp")
     if cut is None or grid.size("tp") == 1:
         return largest, Route((), WIRE)
-    lengths = Shard(cut.dim, tuple(box.shape[cut.dim] if box.numel else 0 for box in boxes))
+    lengths = Shard(cut.dim, tuple(box.shape[cut.dim] for box in boxes))
     return largest, Route((Hop("tp", lengths, Replicate(), shape),), WIRE)
 
 
