@@ -40,6 +40,9 @@ OWN = (
     "create_processgroup_config(ep_pg=...) as its distributed_config"
 )
 
+OTHERS = frozenset({"dp", "tp", "fsdp", "ep", "pp"})
+"""Axes along which plain parameters of AdamW are compared as copies, or may be cut, or each rank's own."""
+
 PLAIN = (
     "this parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the root, "
     "or average the gradient yourself"
@@ -91,7 +94,8 @@ def compare_replicas(
     The companions' DTensors are compared if their mesh's dimensions are axes of the mesh of one of ``steps``.
     Along axes that its mesh lacks (``dp`` only if assumed), a DTensor of Muon or a companion may be each
     rank's own, so a warning names one that differs. The companions' plain parameters must be the same along
-    ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among DTensors may
+    ``dp``, and along ``tp`` if their ``partition_dim`` is negative; along an axis of a name that says nothing
+    of cuts, a warning names one that differs. Plain parameters among DTensors may
     differ, because each rank may have its own parameters. FSDP2 does not average the gradients of plain
     parameters, so a warning names a parameter that differs.
 
@@ -291,10 +295,11 @@ def _beside(
     Plain parameters are yielded only if ``plain`` is True. If there are ``assumed`` axes, each plain
     parameter comes with its gradient instead of its state.
     """
+    long = frozenset(axis for axis in world.grid.axes if world.grid.size(axis) > 1)
     for params, states, named in groups:
         for name, param in params:
             if isinstance(param, DTensor) and (names := _axes_along(param.device_mesh, world)):
-                lacks = frozenset(axis for axis in world.grid.axes if world.grid.size(axis) > 1) - {*names}
+                lacks = long - {*names}
                 shared = lacks & ({"dp"} - assumed)  # as for plain parameters
                 axes = (frozenset(names) - {names[dim] for dim in sharded_dims(param)}) | shared
                 missing = lacks - shared
@@ -305,8 +310,9 @@ def _beside(
                 yield value, its
                 continue
             elif plain and not isinstance(param, DTensor):
-                says_uncut, missing = (getattr(param, "partition_dim", None) or 0) < 0, frozenset()
+                says_uncut = (getattr(param, "partition_dim", None) or 0) < 0
                 axes = frozenset({"dp", "tp"} if says_uncut else {"dp"})
+                missing = long - OTHERS
             else:
                 continue
             entry = states.get(param, {})
@@ -316,9 +322,10 @@ def _beside(
             yield value, its
             if missing:
                 along = " and ".join(sorted(missing))
+                what = f"a DTensor whose mesh has no {along}" if isinstance(param, DTensor) else "no DTensor"
                 warning = (
-                    f"the parameter is a DTensor whose mesh has no {along}, so its copies along {along} may "
-                    "drift apart. Begin with the same values on all ranks, and average its gradient there"
+                    f"the parameter is {what}, so its copies along {along} may drift apart. Begin with the "
+                    "same values on all ranks, and average its gradient there"
                 )
                 value, its = (Replica(said, parts, missing, named, missing, warning) for said, parts in held)
                 yield value, its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -107,6 +108,17 @@ def other_step_loaded(rank: int) -> str:
     return heard_in_a_step(model, both)
 
 
+def on_another_axis(rank: int) -> list[str]:
+    """The warnings of a first step on an axis that is not called dp, if each rank has its own last bias."""
+    model, mesh = perceptron(), init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
+    nn.init.constant_(model.get_parameter("2.bias"), rank)
+    both = MuonWithAdamW.from_model(model, lr=0.0, strategy="round_robin", mesh=mesh)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert heard_in_a_step(model, both) == "nothing"
+    return [str(it.message) for it in caught]
+
+
 def unfrozen(rank: int, layout: str) -> list[str]:
     """A rank's errors in four steps. Before the third, a matrix is unfrozen. As under DDP, gradients are
     averaged only of parameters that trained from the beginning, until the fourth step."""
@@ -155,6 +167,7 @@ def everything(rank: int) -> dict[str, dict[Any, Any]]:
         "unnamed": {"swapped": unnamed_and_swapped(rank), "other length": other_length(rank)},
         "unfrozen": {layout: unfrozen(rank, layout) for layout in ("owner", "round_robin")},
         "loaded": {"other step": other_step_loaded(rank)},
+        "another axis": {"data": on_another_axis(rank)},
     }
 
 
@@ -223,6 +236,13 @@ def test_first_gradients_are_compared_because_ddp_may_not_average_them(results: 
         *before, refused, averaged = of_rank["unfrozen"][layout]
         assert {*before, averaged} == {"nothing: "}
         assert refused.startswith("GradientError: the gradient of 2.weight is not the same on all ranks")
+
+
+def test_vectors_that_differ_along_an_axis_of_another_name_cause_a_warning(results: Results) -> None:
+    for of_rank in results:
+        (said,) = of_rank["another axis"]["data"]
+        assert said.startswith("2.bias is not the same on all ranks")
+        assert "no DTensor, so its copies along data may drift apart" in said
 
 
 def test_another_step_count_that_one_rank_loaded_is_named_in_the_next_step(results: Results) -> None:
