@@ -33,14 +33,13 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
-from ..orthogonalizers.orthogonalize_option import check_orthogonalize
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
 from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changed_parameters import Changed, SeenGradients, check_flattened
 from .check_clipping import refused_beside, the_plan_step, warn_of_copies
-from .check_hyperparameters import check_numbers
+from .check_hyperparameters import check_hyperparameters, check_numbers
 from .check_strategy import check_gram_recipes
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
@@ -378,12 +377,11 @@ class Guard:
                 return error
             if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
                 self.said, self.described = [], {}
-                for group in optimizer.param_groups:
-                    check_orthogonalize(group)
                 for plan in filter(None, (mesh.plan for mesh in self.steps.made)):
                     check_gram_recipes(plan, optimizer.param_groups)
                 for number, group in enumerate(groups):
-                    check_numbers(group, number)
+                    is_muons = number < len(optimizer.param_groups)
+                    (check_hyperparameters if is_muons else check_numbers)(group, number)
                 if changed & (Changed.KINDS | Changed.PARAMETERS):
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said

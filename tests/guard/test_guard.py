@@ -131,6 +131,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("momentum", math.inf, "momentum must not be negative or infinite, got inf"),
     ("orthogonalize", "fast", "orthogonalize must be"),
     ("ns_steps", 2.5, "ns_steps must be a whole number, got 2.5"),
+    ("ns_steps", 100, "Newton–Schulz takes 0 to 99 steps, got 100"),
+    ("ns_coefficients", ((3.0, -4.0, 2.0),) * 4, "one triple, or one per step: got 4 for 5 steps"),
+    ("adjust_lr_fn", "rms", "adjust_lr_fn must be one of"),
     ("eps", math.nan, "eps must not be negative or infinite, got nan"),
     ("ns_coefficients", (3.4, math.nan, 2.0), "ns_coefficients must be finite numbers"),
     ("betas", (0.9, math.nan), "betas must be finite numbers"),
@@ -145,16 +148,20 @@ def test_what_a_group_must_not_say_is_refused_by_rank_and_group(
     param = square()
     muon = muon_of(param, strategy=strategy)
     muon.step()
-    before = param.detach().clone()
+    before = param.detach().clone(), muon.state[param]["momentum_buffer"].clone()
     muon.param_groups[0][key] = value
     if value is MISSING:
         del muon.param_groups[0][key]
     with pytest.raises(UsageError) as caught:
         muon.step()
     assert said in str(caught.value)
-    assert key == "orthogonalize" or "in the group of w0" in str(caught.value)
+    assert (
+        key in ("orthogonalize", "adjust_lr_fn")
+        or "steps" in said
+        or "in the group of w0" in str(caught.value)
+    )
     assert strategy is None or str(caught.value).startswith("rank 0: ")
-    assert torch.equal(param, before)
+    assert all(map(torch.equal, (param, muon.state[param]["momentum_buffer"]), before))
 
 
 @pytest.mark.parametrize("strategy", [None, "zero1"])
