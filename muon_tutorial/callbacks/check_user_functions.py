@@ -17,7 +17,7 @@ from .config import DistributedConfig
 
 
 def checked_assignments(config: DistributedConfig, params: list[Tensor]) -> dict[int, int]:
-    """Call ``assign_fn``, and check that it assigns every parameter to an existing rank.
+    """Call ``assign_fn``, and check that it assigns every parameter to a rank that shares it.
 
     Raises:
         ConfigError: an entry is wrong, or ``assign_fn`` raised an error.
@@ -38,12 +38,11 @@ def checked_assignments(config: DistributedConfig, params: list[Tensor]) -> dict
             f"assign_fn must return an entry for each of {len(params)} parameters; "
             f"missing: {missing or 'none'}, unknown: {strange or 'none'}"
         )
-    size = dist.get_world_size() if dist.is_initialized() else 1
+    group = config.state.get("agree_group")
+    ranks = dist.get_process_group_ranks(group) if dist.is_initialized() else [0]
     for index, rank in answer.items():
-        if not isinstance(rank, int) or not 0 <= rank < size:
-            raise ConfigError(
-                f"assign_fn gives parameter {index} to rank {rank!r}; ranks are 0 to {size - 1}"
-            )
+        if not isinstance(rank, int) or rank not in ranks:
+            raise ConfigError(f"assign_fn gives parameter {index} to rank {rank!r}; its ranks are {ranks}")
     return {index: answer[index] for index in range(len(params))}
 
 

@@ -127,7 +127,7 @@ WRONG_ASSIGNMENTS: Mapping[str, tuple[Callable[[list[Tensor], State], Any], str,
     "out of range": (
         lambda params, state: all_to(dist.get_world_size(), params),
         "ConfigError",
-        "gives parameter 0 to rank 2; ranks are 0 to 1",
+        "gives parameter 0 to rank 2; its ranks are [0, 1]",
     ),
     "a rank disagrees": (
         lambda params, state: all_to(int(dist.get_rank() == 1), params),

@@ -128,6 +128,14 @@ def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+def run_rank_outside(rank: int) -> tuple[str, str]:
+    """The error if ``assign_fn`` gives rank 1's parameters, which it shares with no rank, to rank 0."""
+    groups = [dist.new_group([one]) for one in range(2)]
+    made = replace(config(False), assign_fn=lambda params, _: functions.all_to(0, params))
+    made.state["agree_group"] = groups[rank]
+    return error_of(partial(Muon, own_params(False), distributed_config=made))
+
+
 def named(params: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
     return [(f"layers.{index}.weight", param) for index, param in enumerate(params)]
 
@@ -193,7 +201,7 @@ def run_debug_labels(rank: int) -> list[str]:
 
 def everything(rank: int) -> dict[str, Any]:
     """All cases of two ranks in one launch."""
-    cases = run_right, run_broken, run_wrong_assignments, run_debug_labels
+    cases = run_right, run_broken, run_wrong_assignments, run_rank_outside, run_debug_labels
     found = {case.__name__: case(rank) for case in cases}
     return found | {"debug": run_diary(rank, 0), "ahead": run_diary(rank, 1)}
 
@@ -225,6 +233,11 @@ def test_a_wrong_assignment_is_refused_on_every_rank_when_made(results: list[dic
             for kind, said in found[name]:
                 assert kind in kinds.split(", "), (name, kind, said)
                 assert text in said or "worked on by fsdp positions 1 to 1" in said, (name, said)
+
+
+def test_an_owner_outside_the_ranks_that_share_a_parameter_is_refused(results: list[dict[str, Any]]) -> None:
+    said = "assign_fn gives parameter 0 to rank 0; its ranks are [1]"
+    assert [of_rank["run_rank_outside"] for of_rank in results] == [("nothing", ""), ("ConfigError", said)]
 
 
 def test_debug_mode_is_sequential_and_prefetching_gathers_ahead(results: list[dict[str, Any]]) -> None:
