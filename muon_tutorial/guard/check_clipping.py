@@ -43,7 +43,7 @@ def refused_beside(
     This looks once at each kind of DTensor, and at the ranks that hold the pieces of this rank's copy.
     """
     plain = [it for it in params if not isinstance(it, DTensor)]
-    if max_norm is not None and plain and _axes_cut_by_hand(steps) - {"tp"}:
+    if max_norm is not None and plain and cut_by_hand(steps).keys() - {"tp"}:
         return UsageError(CLIP_BY_HAND)
     worlds = [mesh.world for mesh in steps if isinstance(mesh.world, LiveWorld)]
     if not worlds:
@@ -66,19 +66,22 @@ def refused_beside(
     return None
 
 
-def _axes_cut_by_hand(steps: Sequence[MeshStep]) -> set[str]:
-    """Return the axes that cut plain matrices of Muon. They may cut plain parameters of AdamW, too."""
+def cut_by_hand(steps: Sequence[MeshStep]) -> dict[str, list[Tensor]]:
+    """Return Muon's plain matrices by the axes that cut them. Such axes may cut AdamW's parameters, too."""
+    found: dict[str, list[Tensor]] = {}
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
-    shards = [(it.at, shard) for it in plans for shard in it.momentum_shards.values()]
-    plain = [(at, its.shards[0]) for at, its in shards if not isinstance(its.parameter.param, DTensor)]
-    return {axis for at, it in plain for axis, _ in it.entry.matrix.cuts if at.size(axis) > 1}
+    for at, its in ((plan.at, shard) for plan in plans for shard in plan.momentum_shards.values()):
+        for axis in () if isinstance(its.parameter.param, DTensor) else its.shards[0].entry.matrix.axes:
+            if at.size(axis) > 1:
+                found.setdefault(axis, []).append(its.parameter.param)
+    return found
 
 
 def warn_of_copies(steps: Sequence[MeshStep], params: Sequence[Tensor]) -> bool:
     """Warn, and return True, if a norm counts parameters as copies along tp that tp may have cut."""
     plain = [it for it in params if not isinstance(it, DTensor)]
     unsaid = [it for it in plain if getattr(it, "partition_dim", None) is None]
-    warns = bool(unsaid) and "tp" in _axes_cut_by_hand(steps)
+    warns = bool(unsaid) and "tp" in cut_by_hand(steps)
     if warns:
         warnings.warn(
             f"tp cuts this Muon's matrices by hand, and {len(unsaid)} of AdamW's parameters have no "

@@ -1,7 +1,7 @@
-"""Hooks that run when ``backward()`` produces a gradient, for steps that average gradients themselves.
+"""Hooks that run when ``backward()`` produces a gradient.
 
-The hooks make a gradient refuse to be clipped as long as it is not averaged. With ``overlap_grad_reduce``,
-hooks also send the gradient to other ranks.
+The hooks make a gradient refuse to be clipped if the step has yet to average it, or tp cuts it by hand. With
+``overlap_grad_reduce``, hooks also send the gradient to other ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import hook_gradients, mark_gradients
 from ..worlds.live import LiveWorld
+from .check_clipping import cut_by_hand
 from .current_steps import MeshStep
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class GradientHooks:
         Raises:
             StrategyError: ``overlap`` is set, but this strategy does not average gradients itself.
         """
-        averages = any(mesh.step.averages for mesh in made)
-        marked = [*params, *beside] if averages else []
+        marked = [*params, *beside]
+        if not any(mesh.step.averages for mesh in made):
+            cut = cut_by_hand(made)  # ready_gradients() can clip what only tp cuts
+            marked = cut["tp"] if cut.keys() == {"tp"} and not any(mesh.own_along for mesh in made) else []
         if made is self._made and same_tensors(marked, self._marked):
             return
         if self.reduction is not None:

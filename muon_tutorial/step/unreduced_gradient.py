@@ -1,8 +1,9 @@
-"""Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed.
+"""Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed. So do rows
+or columns that tp cuts by hand.
 
-Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
-on every rank, and the step would be wrong without any error. A loop that computes each gradient's norm may
-clip by it or only log it, so the loop gets a warning, not an error.
+``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor on every rank, and the step would be
+wrong without any error. A loop that computes each gradient's norm may clip by it or only log it, so the loop
+gets a warning, not an error.
 """
 
 from __future__ import annotations
@@ -47,15 +48,14 @@ class UnreducedGradient(Tensor):
         """Call the function as on any tensor; raise ``GradientError`` if it is used for clipping."""
         if func in _CLIPPING:
             raise GradientError(
-                "this gradient is this rank's own, and the step averages it: clipping it here would scale it "
-                "by a different factor on each rank; call optimizer.ready_gradients(max_norm) instead of "
-                "clip_grad_norm_"
+                "this gradient is this rank's own: clipping it here would scale it by a different factor on "
+                "each rank; call optimizer.ready_gradients(max_norm) instead of clip_grad_norm_"
             )
         if func in _NORMS:
             warnings.warn(
-                "this is the norm of one rank's own gradient, which the step has yet to average: clipping by "
-                "it would scale each rank's gradients by another factor; optimizer.ready_gradients(max_norm) "
-                "clips all gradients, and returns their norm",
+                "this is the norm of one rank's own gradient: clipping by it would scale each rank's "
+                "gradients by another factor; optimizer.ready_gradients(max_norm) clips all gradients, and "
+                "returns their norm",
                 stacklevel=3,
             )
         with torch._C.DisableTorchFunctionSubclass():

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -94,6 +95,35 @@ def beside_cut_by_hand(rank: int) -> dict[str, tuple[str, str, int]]:
                 both.step()
         found[case] = *heard, len([it for it in caught if "copies along tp" in str(it.message)])
     return found
+
+
+def cut_by_hand(rank: int) -> dict[str, tuple[str, Tensor]]:
+    """Each strategy's error if a rank clips its rows of a matrix by their own norm, and the rows after a step
+    that clips by the whole norm."""
+    mesh, found = build_mesh({"dp": 2, "tp": 2}), {}
+    for strategy in ("owner", "round_robin", "replicated", "zero1"):
+        weight = nn.Parameter(torch.eye(4).chunk(2)[rank % 2].clone())
+        muon = Muon([("weight", weight)], strategy=strategy, mesh=mesh)
+        (weight * (1.0 + rank % 2)).sum().backward()
+        assert weight.grad is not None
+        dist.all_reduce(weight.grad, group=mesh.get_group("dp"))
+        weight.grad /= 2
+        kind, said = error_of(partial(torch.nn.utils.clip_grad_norm_, [weight], 1.0))
+        muon.ready_gradients(1.0)
+        muon.step()
+        found[strategy] = f"{kind}: {said}", weight.detach().clone()
+    return found
+
+
+def test_rows_cut_by_hand_are_not_clipped_by_their_own_norm() -> None:
+    whole = nn.Parameter(torch.eye(4))
+    whole.grad = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None].repeat(1, 4)
+    torch.nn.utils.clip_grad_norm_([whole], 1.0)
+    torch.optim.Muon([whole]).step()
+    for rank, found in enumerate(launch(cut_by_hand, 4)):
+        for strategy, (said, held) in found.items():
+            assert said.startswith("GradientError: this gradient is this rank's own: clipping"), strategy
+            torch.testing.assert_close(held, whole.detach().chunk(2)[rank % 2], msg=strategy)
 
 
 def test_a_norm_with_plain_parameters_beside_matrices_cut_by_hand_is_refused_or_warned_of() -> None:
