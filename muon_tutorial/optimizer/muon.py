@@ -85,7 +85,7 @@ class Muon(torch.optim.Optimizer):
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
             names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
         compare_every: every so many steps, ranks compare hashes of their copies of parameters and state
-            again, along every axis of the mesh; with None, only in the first step.
+            again, along every axis of the mesh; with None, never, not even in the first step.
         guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
             ``"off"``, for benchmarks, checks nothing, and ranks exchange only the step's own messages.
         overlap_grad_reduce: send each bucket's gradients, in their own process group, as soon as
