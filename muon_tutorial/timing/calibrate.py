@@ -13,10 +13,11 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import combinations, cycle, product
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -62,11 +63,6 @@ REFITS, NO_BETTER = 8, 1e-6
 REPEATED = (256,)
 BUSY_LOAD, BUSY_SPREAD = 0.5, 1.3
 """A machine is called busy above this load per core, or if times of equal work differ by this factor."""
-_ANY: Rates = ((1.0, 1.0),)
-_GLOO = Machine(
-    "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
-)
-"""A machine without costs, which serves only to find a rank's bytes and messages in Gloo's collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +80,15 @@ class RankSample:
     answered: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GlooSample:
-    """One collective on all its ranks: what kept each rank busy, and the seconds that the collective took.
-    ``moved``: bytes sent plus bytes received, on the rank with the largest sum."""
+GlooSample: TypeAlias = Sequence[RankSample]
+"""One collective on all its ranks."""
 
-    busy: tuple[GlooTraffic, ...]
-    moved: int
-    seconds: float
 
-    @classmethod
-    def of(cls, by_rank: Sequence[RankSample]) -> GlooSample:
-        """The seconds are the median time from the last rank's request to the last rank's answer."""
-        asked = map(max, zip(*(one.asked for one in by_rank), strict=True))
-        answered = map(max, zip(*(one.answered for one in by_rank), strict=True))
-        took = [end - begin for begin, end in zip(asked, answered, strict=True)]
-        busy, moved = tuple(one.busy for one in by_rank), max(one.moved for one in by_rank)
-        return cls(busy, moved, statistics.median(took))
+def took(sample: GlooSample) -> float:
+    """The median time from the last rank's request to the last rank's answer, in seconds."""
+    asked = map(max, zip(*(one.asked for one in sample), strict=True))
+    answered = map(max, zip(*(one.answered for one in sample), strict=True))
+    return statistics.median(end - begin for begin, end in zip(asked, answered, strict=True))
 
 
 def calibrate(limit: float = 28.0) -> Machine:
@@ -121,8 +109,7 @@ def calibrate(limit: float = 28.0) -> Machine:
         for i, ranks in enumerate(counts):
             left = max(1e-3, end - time.perf_counter())
             until = end - left + 0.8 * left / (len(counts) - i)
-            by_rank = zip(*launch(sample_gloo, ranks, args=(until,), limit=left), strict=True)
-            samples += map(GlooSample.of, by_rank)
+            samples += zip(*launch(sample_gloo, ranks, args=(until,), limit=left), strict=True)
     except LaunchTimeoutError:
         pass  # the samples so far may be enough
     each = len(KINDS) * len(SENT)
@@ -130,7 +117,8 @@ def calibrate(limit: float = 28.0) -> Machine:
         raise UsageError(
             f"the machine is too busy to be measured in {limit:g} s: load average {load:.1f} on {cores} cores"
         )
-    rates, costs = median_over_cores(by_core), fit_gloo(samples, cores)
+    rates = ComputeRates(*median_by_number([astuple(one) for one in by_core]))
+    costs = fit_gloo(samples, cores)
     busy = say_busy(
         load, cores, [rate for one in by_core for rate in one.repeated], len(counts) * each - len(samples)
     )
@@ -178,26 +166,21 @@ def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 
 
 def average_machines(one: Machine, other: Machine) -> Machine:
     """The mean of two calibrations of a machine, number by number; the harmonic mean for bandwidths."""
+    names = ("gemm", "copy", "operation", "turn", "byte", "message")
+    means = {name: median_by_number([getattr(one, name), getattr(other, name)]) for name in names}
+    latency = (one.inside.latency + other.inside.latency) / 2
+    bandwidth = 2 / (1 / one.inside.bandwidth + 1 / other.inside.bandwidth)
+    return replace(one, inside=replace(one.inside, latency=latency, bandwidth=bandwidth), **means)
 
-    def rates(first: Rates, second: Rates) -> Rates:
-        return tuple(
-            (size, (rate + again) / 2) for (size, rate), (_, again) in zip(first, second, strict=True)
-        )
 
-    return replace(
-        one,
-        gemm={name: rates(one.gemm[name], other.gemm[name]) for name in one.gemm},
-        copy=rates(one.copy, other.copy),
-        inside=replace(
-            one.inside,
-            latency=(one.inside.latency + other.inside.latency) / 2,
-            bandwidth=2 / (1 / one.inside.bandwidth + 1 / other.inside.bandwidth),
-        ),
-        **{
-            name: (getattr(one, name) + getattr(other, name)) / 2
-            for name in ("operation", "turn", "byte", "message")
-        },
-    )
+def median_by_number(records: Sequence[Any]) -> Any:
+    """The median (of two records, the mean), number by number, of tuples and dicts with the same form."""
+    first = records[0]
+    if isinstance(first, dict):
+        return {name: median_by_number([one[name] for one in records]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(map(median_by_number, zip(*records, strict=True)))
+    return statistics.median(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,20 +208,6 @@ def compute_rates(rank: int) -> ComputeRates:
     operation = measure_operation(gemm, copy)
     after = measure_products(torch.float32, REPEATED)[0][1]
     return ComputeRates(gemm, copy, operation, (before, after))
-
-
-def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
-    """The median over the cores, number by number."""
-
-    def middle(tables: Iterable[Rates]) -> Rates:
-        rows = zip(*tables, strict=True)
-        return tuple((row[0][0], statistics.median(rate for _, rate in row)) for row in rows)
-
-    return ComputeRates(
-        {name: middle(one.gemm[name] for one in by_core) for name in by_core[0].gemm},
-        middle(one.copy for one in by_core),
-        statistics.median(one.operation for one in by_core),
-    )
 
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
@@ -329,7 +298,7 @@ def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSampl
         if number >= WARM:
             asked.append(begin)
             answered.append(time.perf_counter())
-    traffic = traffic_of(request, world.at, _GLOO)
+    traffic = traffic_of(request, world.at, "gloo")
     return RankSample(traffic.busy, traffic.moved.data, tuple(asked), tuple(answered))
 
 
@@ -381,13 +350,13 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
     rows = []
     for sample in samples:
-        data, messages = [one.data for one in sample.busy], [one.messages_out for one in sample.busy]
-        rows.append([shared(data), shared(messages), max(messages), shared([1] * len(sample.busy))])
+        data, messages = [one.busy.data for one in sample], [one.busy.messages_out for one in sample]
+        rows.append([shared(data), shared(messages), max(messages), shared([1] * len(sample))])
     table = torch.tensor(rows, dtype=torch.float64)
-    if all(len(sample.busy) <= cores for sample in samples):
+    if all(len(sample) <= cores for sample in samples):
         table[:, 1] = 0.0
-    moved = torch.tensor([sample.moved for sample in samples], dtype=torch.float64)
-    seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
+    moved = torch.tensor([max(one.moved for one in each) for each in samples], dtype=torch.float64)
+    seconds = torch.tensor([took(sample) for sample in samples], dtype=torch.float64)
     found, least = GlooCosts(0.0, 0.0, 0.0, 0.0, ENDLESS), float("inf")
     for bandwidth in BANDWIDTHS:
         costs = _fit_beside_link(table, moved / bandwidth, seconds)

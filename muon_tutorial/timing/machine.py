@@ -26,6 +26,7 @@ from ..errors import UsageError
 
 Rates = tuple[tuple[float, float], ...]
 """Pairs (size, rate), in ascending order of size."""
+Algorithm = Literal["ring", "gloo"]
 MACHINES = Path(__file__).with_name("machines")
 
 
@@ -75,7 +76,7 @@ class Machine:
     between: Link | None = None
     ranks_per_node: int = 8
     cores: int | None = None
-    algorithm: Literal["ring", "gloo"] = "ring"
+    algorithm: Algorithm = "ring"
     byte: float = 0.0
     message: float = 0.0
     memory: float | None = None

@@ -355,9 +355,9 @@ class RankWalks:
 
     def _price(self, request: Collective, at: Coordinate) -> PricedRequest:
         machine, link, share = self.machine, self._link(request.kind, request.axes, at.grid), self._share
-        traffic = traffic_of(request, at, machine, is_alone=True)
+        traffic = traffic_of(request, at, machine.algorithm, is_alone=True)
         sent, busy = traffic.sent, traffic.busy
-        carried = travels(sent if link.shared else busy if link.duplex else traffic.moved, machine)
+        carried = travels(traffic, link, machine.algorithm)
         others = self.beside if link.shared else 0
         steps = 2 * max(1, (at.size(*request.axes) - 1).bit_length())
         rounds = busy.messages_out if machine.algorithm == "gloo" else min(busy.messages_out, steps)

@@ -9,7 +9,7 @@ follow from the order of requests; nothing here knows a strategy.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,8 +22,8 @@ from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes, ring_traffic
 from ..plan.grid import Coordinate, Grid
 from ..worlds.local import check_alike
+from .machine import Algorithm, Link, Machine
 from .compute_seconds import Work
-from .machine import Link, Machine
 
 Doing = Literal["product", "copy", "wait", "transfer"]
 """What a rank does; a transfer runs on the link while the rank does something else."""
@@ -112,15 +112,13 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    walk: Walk | None
+    """``until``: the job that the rank does, or the ticket that it waits for. ``ahead`` yields its next ones."""
+
     at: Coordinate
-    job: _Job | None = None
-    jobs: list[tuple[Doing, float]] = field(default_factory=list)
+    ahead: Iterator[_Job | _Ticket] = iter(())
+    until: _Job | _Ticket | None = None
     doing: Doing = "copy"
     since: float = 0.0
-    turn: Turn | None = None
-    waiting: _Ticket | None = None
-    answer: Any = None
     label: str = "start"
     ended: float | None = None
 
@@ -157,22 +155,6 @@ class TimedWorld:
 
     grid: Grid
     machine: Machine
-
-    def run(self, walks: Sequence[Walk]) -> TimedRun:
-        """Walk all ranks to their end.
-
-        Raises:
-            MismatchError: members of a group requested different collectives.
-            DeadlockError: no rank can go on.
-            RequestError: a walk requested something whose time cannot be predicted.
-        """
-        return _Clockwork(self.grid, self.machine).run(walks)
-
-
-@dataclass(eq=False)
-class _Clockwork:
-    grid: Grid
-    machine: Machine
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -189,14 +171,21 @@ class _Clockwork:
         self.saved = {link: 0.0 for link in links if link.shared}  # no credit: the previous step used it up
 
     def run(self, walks: Sequence[Walk]) -> TimedRun:
-        places = map(self.grid.at, self.grid.ranks)
-        self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
+        """Walk all ranks to their end. A world runs only once.
+
+        Raises:
+            MismatchError: members of a group requested different collectives.
+            DeadlockError: no rank can go on.
+            RequestError: a walk requested something whose time cannot be predicted.
+        """
+        self.ranks = [_Rank(self.grid.at(rank)) for rank in self.grid.ranks]
         with torch.no_grad(), Work(self.machine) as work:
-            for rank in self.ranks:
-                self._go_on(rank, work)
+            for rank, walk in zip(self.ranks, walks, strict=True):
+                rank.ahead = self._walk(rank, walk, work)
+                self._go_on(rank)
             while not all(rank.ended is not None for rank in self.ranks):
                 self._pass_time()
-                self._settle(work)
+                self._settle()
         waiting = [each for flights in self.queues.values() for one in flights for each in one.asked.items()]
         lines = [f"  rank {rank} requested {it}, but others of its group did not" for rank, it in waiting]
         if lines:
@@ -208,7 +197,7 @@ class _Clockwork:
 
     def _pass_time(self) -> None:
         """Let all jobs proceed until the first one is done."""
-        jobs = [rank.job for rank in self.ranks if rank.job is not None]
+        jobs = [rank.until for rank in self.ranks if isinstance(rank.until, _Job)]
         sending = [moving for moving in self.moving if moving.after <= self.now + _INSTANT]
         jobs += [job for moving in sending for job in moving.jobs]
         rates = self._rates(jobs)
@@ -252,7 +241,7 @@ class _Clockwork:
 
         return [rate(job) for job in jobs]
 
-    def _settle(self, work: Work) -> None:
+    def _settle(self) -> None:
         """Finish the flights that are done by now, and wake the ranks that waited for them or for a job."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
@@ -262,47 +251,53 @@ class _Clockwork:
                     self.moving.remove(moving)
                     self._finish(moving)
         for rank in self.ranks:
-            if rank.job is not None and rank.job.left <= _least(rank.job):
-                self._note(rank, rank.doing)
-                rank.job = None
-                self._go_on(rank, work)
-            elif rank.waiting is not None and rank.at.rank in rank.waiting.flight.done:
-                self._note(rank, "wait")
-                rank.waiting.flight.answered[rank.at.rank] = self.now
-                rank.answer, rank.waiting = rank.waiting.answer, None
-                self._go_on(rank, work)
-
-    def _note(self, rank: _Rank, doing: Doing) -> None:
-        if self.now > rank.since:
-            self.spans.append(Span(rank.at.rank, doing, rank.since, self.now, rank.label))
-        rank.since = self.now
+            if self._is_done(rank):
+                if self.now > rank.since:
+                    self.spans.append(Span(rank.at.rank, rank.doing, rank.since, self.now, rank.label))
+                rank.since = self.now
+                self._go_on(rank)
 
     # Ranks.
 
-    def _go_on(self, rank: _Rank, work: Work) -> None:
-        """Let a rank proceed until it computes or waits."""
-        while rank.ended is None:
-            if rank.jobs:
-                doing, seconds = rank.jobs.pop(0)
-                if seconds > _INSTANT:
-                    rank.doing, rank.job = doing, _Job(seconds, self.machine.node(rank.at.rank))
-                    return
-                continue
-            if rank.turn is not None:
-                turn, rank.turn = rank.turn, None
-                if self._take(rank, turn):
-                    return
-                continue
-            if rank.walk is None:
-                rank.ended = self.now
-                return
+    def _is_done(self, rank: _Rank) -> bool:
+        """Whether a rank's job is done, or its ticket is answered."""
+        if isinstance(rank.until, _Job):
+            return rank.until.left <= _least(rank.until)
+        return rank.until is not None and rank.at.rank in rank.until.flight.done
+
+    def _go_on(self, rank: _Rank) -> None:
+        """Let a rank proceed until it computes, waits or ends."""
+        rank.until = next(rank.ahead, None)
+        if rank.until is None:
+            rank.ended = self.now
+
+    def _walk(self, rank: _Rank, walk: Walk, work: Work) -> Iterator[_Job | _Ticket]:
+        """Yield the jobs of a rank and the tickets that it waits for, in order."""
+        answer: Any = None
+        while True:
             work.take()
             try:
-                rank.turn = rank.walk.send(rank.answer)
+                turn = walk.send(answer)
             except StopIteration:
-                rank.walk = None  # the walk has ended, but its last turn may have computed
-            rank.answer = None
-            rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
+                turn = None  # the walk has ended, but its last turn may have computed
+            product, copy = work.take()
+            jobs: list[tuple[Doing, float]] = [
+                ("product", product),
+                ("copy", copy + self._cost_of_turn(turn)),
+            ]
+            for doing, seconds in jobs:
+                if seconds > _INSTANT:
+                    rank.doing = doing
+                    yield _Job(seconds, self.machine.node(rank.at.rank))
+            if turn is None:
+                return
+            answer = self._take(rank, turn)
+            if isinstance(answer, _Ticket) and not isinstance(turn, Start):
+                if rank.at.rank not in answer.flight.done:
+                    rank.doing = "wait"
+                    yield answer
+                answer.flight.answered[rank.at.rank] = self.now
+                answer = answer.answer
 
     def _cost_of_turn(self, turn: Turn | None) -> float:
         request = turn.request if isinstance(turn, Start) else turn
@@ -313,40 +308,22 @@ class _Clockwork:
             copied = 2 * request.send.numel() * request.dtype.itemsize
         return self.machine.turn + self.machine.copy_seconds(copied)
 
-    def _computed(self, work: Work, extra: float) -> list[tuple[Doing, float]]:
-        product, copy = work.take()
-        jobs: list[tuple[Doing, float]] = [("product", product), ("copy", copy + extra)]
-        return [(doing, seconds) for doing, seconds in jobs if seconds]
-
-    def _take(self, rank: _Rank, turn: Turn) -> bool:
-        """Do what a rank requests; return whether the rank now waits."""
-        if isinstance(turn, Wait):
-            if not isinstance(turn.ticket, _Ticket):
-                return False
-            rank.label = str(turn.ticket.flight.label)
-            return self._wait(rank, turn.ticket)
+    def _take(self, rank: _Rank, turn: Turn) -> _Ticket | Idle | None:
+        """Issue what a rank requests. Returns the ticket to wait for; for an empty turn, what ``Start`` gets."""
         request = turn.request if isinstance(turn, Start) else turn
-        if not isinstance(request, Collective):
-            if isinstance(request, Call):
-                raise RequestError(f"{rank.at} makes a call (Call) whose time cannot be predicted")
-            if not isinstance(request, Idle):
-                raise RequestError(f"{rank.at} requested {request!r}, whose time cannot be predicted")
-            rank.answer = request if isinstance(turn, Start) else None
-            return False
-        rank.label = str(request.label)
-        ticket = self._issue(rank, request)
-        if isinstance(turn, Start):
-            rank.answer = ticket
-            return False
-        return self._wait(rank, ticket)
-
-    def _wait(self, rank: _Rank, ticket: _Ticket) -> bool:
-        if rank.at.rank in ticket.flight.done:
-            ticket.flight.answered[rank.at.rank] = self.now
-            rank.answer = ticket.answer
-            return False
-        rank.waiting = ticket
-        return True
+        if isinstance(request, Wait):
+            if not isinstance(request.ticket, _Ticket):
+                return None
+            rank.label = str(request.ticket.flight.label)
+            return request.ticket
+        if isinstance(request, Collective):
+            rank.label = str(request.label)
+            return self._issue(rank, request)
+        if isinstance(request, Call):
+            raise RequestError(f"{rank.at} makes a call (Call) whose time cannot be predicted")
+        if not isinstance(request, Idle):
+            raise RequestError(f"{rank.at} requested {request!r}, whose time cannot be predicted")
+        return request if isinstance(turn, Start) else None
 
     # Flights.
 
@@ -361,7 +338,7 @@ class _Clockwork:
         flight.issued[number], flight.asked[number] = self.now, str(request)
         flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         flight.ring[number] = ring_bytes(request, rank.at)
-        flight.traffic[number] = traffic_of(request, rank.at, self.machine)
+        flight.traffic[number] = traffic_of(request, rank.at, self.machine.algorithm)
         self.asked.setdefault(id(flight), {})[number] = request
         if self._in_messages(flight):
             self._exchange(flight, number)
@@ -475,8 +452,7 @@ class _Clockwork:
         waking = traffic.busy.messages_out * self.machine.message
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
-        own = traffic.busy if link.duplex else traffic.moved
-        if travelling := travels(traffic.sent if link.shared else own, self.machine):
+        if travelling := travels(traffic, link, self.machine.algorithm):
             on = ("bus", link) if link.shared else _way(link, "out", rank)
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
             jobs.append(_Job(travelling - at_once, node, on, link.bandwidth))
@@ -487,11 +463,6 @@ class _Clockwork:
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
-
-
-def travels(sent: GlooTraffic, machine: Machine) -> int:
-    """Bytes that a rank puts on its link: the data and, with Gloo, headers and notices."""
-    return sent.tcp if machine.algorithm == "gloo" else sent.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,21 +479,28 @@ class Traffic:
     moved: GlooTraffic
 
 
-def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> Traffic:
+def travels(traffic: Traffic, link: Link, algorithm: Algorithm) -> int:
+    """Bytes that a rank puts on its link: the data and, with Gloo, headers and notices."""
+    own = traffic.busy if link.duplex else traffic.moved
+    on_link = traffic.sent if link.shared else own
+    return on_link.tcp if algorithm == "gloo" else on_link.data
+
+
+def traffic_of(request: Collective, at: Coordinate, algorithm: Algorithm, is_alone: bool = False) -> Traffic:
     """A rank's traffic for a request.
 
     In Gloo's broadcast the root sends its messages one by one. A rank that is walked alone (``is_alone``)
     counts as busy with all of these messages.
     """
     given, received = ring_traffic(request, at)
-    if machine.algorithm == "gloo":
+    if algorithm == "gloo":
         sent = gloo_sent(request, at)
     else:
         rounds = (at.size(*request.axes) - 1) * (2 if request.kind == "all_reduce" else 1)
         sent = GlooTraffic(given, rounds, rounds)
     messages = max(sent.messages_out, sent.messages_in)
     data = max(sent.data, received)
-    if is_alone and machine.algorithm == "gloo" and request.kind == "broadcast":
+    if is_alone and algorithm == "gloo" and request.kind == "broadcast":
         messages = (at.size(*request.axes) - 1).bit_length()
         data = messages * request.receive * request.dtype.itemsize
     both = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)

@@ -27,8 +27,9 @@ from muon_tutorial.timing.calibrate import (
     fit_gloo,
     gloo_request,
     measure_copies,
-    median_over_cores,
+    median_by_number,
     sample_gloo,
+    took,
 )
 from muon_tutorial.timing.machine import Link, Machine, find_machine
 from muon_tutorial.timing.step_cost import STRATEGIES, estimate
@@ -44,7 +45,7 @@ def sampled(ranks: int, data: int, messages: int, cores: int, bandwidth: float =
     share = max(1.0, ranks / cores)
     worked = max(share * (data * BYTE + messages * MESSAGE), data / bandwidth)
     seconds = worked + share * TURN + messages * LATENCY
-    return GlooSample((GlooTraffic(data, messages, messages),) * ranks, data, seconds)
+    return [RankSample(GlooTraffic(data, messages, messages), data, (0.0,), (seconds,))] * ranks
 
 
 SLOW = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
@@ -69,14 +70,15 @@ def test_a_collective_takes_from_the_last_question_to_the_last_answer() -> None:
     busy = GlooTraffic(100, 1, 1)
     early = RankSample(busy, 200, (0.0, 10.0), (4.0, 13.0))
     late = RankSample(busy, 100, (2.0, 10.5), (3.0, 14.5))
-    assert GlooSample.of((early, late)) == GlooSample((busy, busy), 200, 3.0)
+    assert took((early, late)) == 3.0
 
 
 def test_rates_are_the_median_of_the_cores() -> None:
     def core(rate: float) -> ComputeRates:
         return ComputeRates({"float32": ((16.0, rate),)}, ((4096.0, 10 * rate),), rate / 100)
 
-    assert median_over_cores([core(1.0), core(2.0), core(9.0)]) == core(2.0)
+    cores = [astuple(core(rate)) for rate in (1.0, 2.0, 9.0)]
+    assert ComputeRates(*median_by_number(cores)) == core(2.0)
 
 
 def test_two_machines_are_averaged_number_by_number() -> None:
