@@ -208,11 +208,8 @@ class RankWalks:
 
         The last plan is kept, because it is often timed with several windows.
         """
-        if self._last is None or self._last[0] is not plan:
-            self._last = plan, self._rounds(plan)
-        return self._last[1]
-
-    def _rounds(self, plan: Plan) -> WalkedPlan:
+        if self._last is not None and self._last[0] is plan:
+            return self._last[1]
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]
@@ -228,7 +225,9 @@ class RankWalks:
             for bucket, its, lengths, each in zip(plan.buckets, ids, slices, signs, strict=True)
         ]
         rounds = groupby(buckets, lambda numbered: numbered[0])
-        return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes[::-1], folded[::-1])
+        walked = WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes[::-1], folded[::-1])
+        self._last = plan, walked
+        return walked
 
     def agreement(self, plan: Plan) -> Trace:
         """The trace of the ranks' agreement before a step; it is the same on all ranks."""

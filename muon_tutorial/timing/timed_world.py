@@ -22,8 +22,8 @@ from ..evidence.gloo_bytes import GlooTraffic, gloo_sent
 from ..evidence.ring_bytes import ring_bytes, ring_traffic
 from ..plan.grid import Coordinate, Grid
 from ..worlds.local import check_alike
-from .machine import Algorithm, Link, Machine
 from .compute_seconds import Work
+from .machine import Algorithm, Link, Machine
 
 Doing = Literal["product", "copy", "wait", "transfer"]
 """What a rank does; a transfer runs on the link while the rank does something else."""
@@ -55,7 +55,9 @@ class TimedFlight:
     At ``done`` a rank's part is finished, and the rank can continue; at ``end`` all parts are finished. For
     each member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes
     that it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it had the
-    answer. ``link``: the link that members use. ``latency``: the seconds that do not depend on bandwidth.
+    answer; ``parts``: how many of its parts are unfinished. ``requests``: the members' requests until the
+    flight begins. ``link``: the link that members use. ``latency``: the seconds that do not depend on
+    bandwidth.
     """
 
     group: tuple[int, ...]
@@ -69,6 +71,8 @@ class TimedFlight:
     ring: dict[int, int] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)
     traffic: dict[int, Traffic] = field(default_factory=dict)
+    requests: dict[int, Collective] = field(default_factory=dict, repr=False)
+    parts: Counter[int] = field(default_factory=Counter, repr=False)
     latency: float = 0.0
     begin: float = 0.0
     end: float | None = None
@@ -162,8 +166,6 @@ class TimedWorld:
     queues: dict[tuple[int, ...], list[TimedFlight]] = field(default_factory=lambda: defaultdict(list))
     moving: list[_Moving] = field(default_factory=list)
     behind: dict[Any, list[_Moving]] = field(default_factory=dict)
-    parts: dict[int, Counter[int]] = field(default_factory=dict)
-    asked: dict[int, dict[int, Collective]] = field(default_factory=dict)
     saved: dict[Link, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -339,7 +341,7 @@ class TimedWorld:
         flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         flight.ring[number] = ring_bytes(request, rank.at)
         flight.traffic[number] = traffic_of(request, rank.at, self.machine.algorithm)
-        self.asked.setdefault(id(flight), {})[number] = request
+        flight.requests[number] = request
         if self._in_messages(flight):
             self._exchange(flight, number)
         else:
@@ -360,14 +362,14 @@ class TimedWorld:
             return
         self._begin(flight)
         jobs = [job for rank in flight.traffic for job in self._jobs(rank, flight)]
-        self.parts[id(flight)] = Counter(flight.issued.keys())
+        flight.parts = Counter(flight.issued.keys())
         self.moving.append(_Moving(flight, tuple(flight.issued), jobs, self.now + flight.latency))
 
     def _begin(self, flight: TimedFlight) -> None:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
-        requests = self.asked.pop(id(flight))  # frees the requests' tensors as early as a backend would
-        check_alike({rank: requests[rank] for rank in flight.group})
+        check_alike({rank: flight.requests[rank] for rank in flight.group})
+        flight.requests.clear()  # frees the requests' tensors as early as a backend would
         rounds = max(traffic.busy.messages_out for traffic in flight.traffic.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
             rounds = min(rounds, 2 * max(1, (len(flight.group) - 1).bit_length()))
@@ -376,15 +378,14 @@ class TimedWorld:
     def _finish(self, moving: _Moving) -> None:
         """Finish a part. A rank's flight is done when all its parts are done, and the whole flight when all
         its ranks are done."""
-        flight, parts = moving.flight, self.parts[id(moving.flight)]
-        parts.subtract(moving.ranks)
-        flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
+        flight = moving.flight
+        flight.parts.subtract(moving.ranks)
+        flight.done |= {rank: self.now for rank in moving.ranks if not flight.parts[rank]}
         if moving.line is not None:
             following = self.behind[moving.line]
             following.remove(moving)
             self.moving += following[:1]
         if len(flight.done) == len(flight.group):
-            del self.parts[id(flight)]
             flight.end = self.now
             self._begin_next(flight.group)
 
@@ -395,14 +396,13 @@ class TimedWorld:
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
         """Send the messages that waited only for this rank's request."""
-        group, requests = flight.group, self.asked[id(flight)]
+        group, requests = flight.group, flight.requests
         if any(len(row or group) != len(group) for row in (requests[rank].sends, requests[rank].receives)):
             check_alike(requests)
         mine, here = requests[rank], group.index(rank)
         gives, gets = mine.sends or (0,) * len(group), mine.receives or (0,) * len(group)
-        parts = self.parts.setdefault(id(flight), Counter())
         messages = [n for row in (gives, gets) for place, n in enumerate(row) if n and place != here]
-        parts[rank] += 1 + len(messages)
+        flight.parts[rank] += 1 + len(messages)
         for place, other in enumerate(group):
             if other != rank and other in flight.issued:
                 for elements, pair in ((gives[place], (rank, other)), (gets[place], (other, rank))):
