@@ -116,10 +116,10 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    """``until``: the job that the rank does, or the ticket that it waits for. ``ahead`` yields its next ones."""
+    """``until``: the job that the rank does, or the ticket that it waits for. ``ahead`` yields the next."""
 
     at: Coordinate
-    ahead: Iterator[_Job | _Ticket] = iter(())
+    ahead: Iterator[_Job | _Ticket] = field(init=False)
     until: _Job | _Ticket | None = None
     doing: Doing = "copy"
     since: float = 0.0
@@ -311,7 +311,7 @@ class TimedWorld:
         return self.machine.turn + self.machine.copy_seconds(copied)
 
     def _take(self, rank: _Rank, turn: Turn) -> _Ticket | Idle | None:
-        """Issue what a rank requests. Returns the ticket to wait for; for an empty turn, what ``Start`` gets."""
+        """Issue what a rank requests. Returns the ticket to wait for or, for an empty turn, the answer."""
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Wait):
             if not isinstance(request.ticket, _Ticket):
