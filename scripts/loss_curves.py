@@ -142,7 +142,7 @@ def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
     notes = (
         "Nats per byte; above zero is worse than stock. Differences are taken seed by seed, between runs "
         "that began with the same weights and saw the same batches, and then averaged. `Seeds lie apart` is "
-        "the largest difference minus the smallest, over seeds.",
+        "the largest loss minus the smallest, over seeds.",
     )
     return Table("Over seeds", tuple(rows), command, notes)
 

@@ -65,8 +65,8 @@ REAL_NOTES = (
     "seconds of the step's calls of ``torch.distributed``, repeated in the step's order, and nothing else.",
 )
 NOTES = (
-    "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core"
-    " of their own, and matrices are small, so that messages, which are real, cost little. *a round*: "
+    "Sleep, in proportion to a matrix's operations, replaces Newton–Schulz, so ranks need no core of their "
+    "own. Messages are real, but matrices are small, so messages cost little. *a round*: "
     "either one matrix per owner, as if every matrix were larger than the limit, or as many as the default "
     "limit allows. *seconds*: from when the last rank begins until the last rank ends. *best*: the total "
     "sleep divided by the number of ranks or, if longer, the sleep of the costliest matrix; for equal "

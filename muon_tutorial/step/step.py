@@ -45,7 +45,7 @@ def step_bucket(
     the part of the bucket that this rank stores. An empty route needs no buffer. The plan's routes say which
     collectives run: reduce_scatter and all_gather, or reduces and broadcasts if ranks own whole matrices.
     """
-    if gradient is None and bucket.plan.gradient.hops:  # otherwise it stays in the model, already averaged
+    if gradient is None and bucket.plan.gradient.hops:  # without hops it stays in the model, already averaged
         gradient = yield from reduce_gradients(bucket)  # 1: over dp, to the ranks that store the sums
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient

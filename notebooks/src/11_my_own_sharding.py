@@ -284,7 +284,7 @@ print(lesson.say_model(model))
 #
 # <details><summary>Hint</summary>
 #
-# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here it must be one of the holders.
+# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here that rank must be one of the matrix's holders.
 # Keep one running total for each rank, across all parameters.
 #
 # </details>
