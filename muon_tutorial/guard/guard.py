@@ -16,7 +16,7 @@
 Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
 it is the same step. If a step is refused whose gradients were not readied, the state is ``OPEN`` again. If a
 call fails halfway, the state stays ``STEPPING``, and the next call begins anew. ``after_step`` checks
-nothing: it counts the step, and looks at the gradients that it has used.
+nothing: it counts the step, and records which gradients the step has used.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class WalkedPlan:
         return tuple(int(places.max()) + 1 for places in self.folded)
 
     def at(self, position: int) -> tuple[int, ...]:
-        """The index of a group's position among the kept positions."""
+        """The index, along each axis, of the kept position that stands for a group's position."""
         at = np.unravel_index(position, tuple(map(len, self.folded)))
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 

@@ -547,7 +547,7 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
         if winner.seconds_at(factor) * CLOSE >= best.seconds_at(factor):
             continue
         turns = _turning_point(winner, best, factor)
-        where = f"both are equal at {turns:.2g} times the machine's speed"
+        where = f"the two take equally long with links at {turns:.2g} times the machine's speed"
         lines.append(f"With links {word} as fast, {winner.strategy} is faster; {where}.")
     stays = f"{best.strategy} stays the fastest, or about as fast, at half and at twice the speed of links."
     return lines or [stays]

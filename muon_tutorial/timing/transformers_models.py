@@ -70,7 +70,7 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
     except (Exception, SystemExit) as error:
         raise UsageError(f"{where}: transformers cannot build it: {in_one_line(error):.300}") from None
     shape = shape_from_module(model, name, source, getattr(model, "tp_plan", None))
-    notes = (f"The config does not say {defaults}: transformers' default.",) if defaults else ()
+    notes = (f"Not in the config, so transformers' defaults are taken: {defaults}.",) if defaults else ()
     return replace(shape, heads=heads, kv_heads=kv_heads, notes=(*notes, *shape.notes))
 
 

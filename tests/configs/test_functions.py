@@ -129,7 +129,7 @@ def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def run_rank_outside(rank: int) -> tuple[str, str]:
-    """The error if ``assign_fn`` gives rank 1's parameters, which it shares with no rank, to rank 0."""
+    """The error if ``assign_fn`` makes rank 0 the owner of parameters that only rank 1 has."""
     groups = [dist.new_group([one]) for one in range(2)]
     made = replace(config(False), assign_fn=lambda params, _: functions.all_to(0, params))
     made.state["agree_group"] = groups[rank]

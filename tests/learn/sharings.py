@@ -121,7 +121,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda mine, *at: summed(as_long(fill(present(mine), *at))), "first wrong place"),
     (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
     (sends_the_gradient, "are not Newton–Schulz of the gradient of q1"),
-    (takes_the_largest, "Rank 0 had handed over its update: does a sum come back?"),
+    (takes_the_largest, "Rank 0 put its update there: does the collective add up the buffers?"),
     (3, "Give a function."),
     (gives_up, "rank 0: 24,576 entries of bfloat16; rank 1: nothing, as it has returned"),
     (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),

@@ -95,7 +95,7 @@ def uneven(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
-    """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
+    """A gather that returns what ``change`` makes of the whole matrix; ranks but the owner have None."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
 
 

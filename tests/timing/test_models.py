@@ -239,7 +239,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a size that transformers fills in": (
         {"model_type": "llava", "text_config": {key: LLAMA[key] for key in TOO_FEW}},
-        "The config does not say num_hidden_layers 32: transformers' default.",
+        "Not in the config, so transformers' defaults are taken: num_hidden_layers 32.",
     ),
 }
 

@@ -394,7 +394,9 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     other = replace(behind, at_factor=(lambda factor: behind.seconds,))
     turning = replace(holds, estimates=(bound, other), builders={})
     line = next(line for line in say(turning) if line.startswith("With links half as fast"))
-    assert f"{behind.strategy} is faster; both are equal at 0.8" in line  # 4 (1/f - 1) = 1 at f = 0.8
+    assert (
+        f"{behind.strategy} is faster; the two take equally long with links at 0.8" in line
+    )  # 4 (1/f - 1) = 1 at f = 0.8
 
 
 def test_a_baseline_that_the_package_lacks_is_never_advised() -> None:

@@ -149,8 +149,10 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def pipeline_exercise() -> Exercise:
-    """The exercise: the order of work under 1F1B. No order that is as fast keeps fewer micro-batches."""
-    hints = ("A micro-batch is back after `stages` F and `stages` B. How many pairs of them fit in there?",)
+    """The exercise: the order of work under 1F1B, which of the fastest keeps the fewest micro-batches."""
+    hints = (
+        "A micro-batch is back after `stages` F and `stages` B. How many pairs F, B fit into that time?",
+    )
     praise = "As idle as GPipe, but a stage keeps at most one micro-batch for itself and each later stage."
     return Exercise(_judge_schedule, hints, praise, optional=True)
 

@@ -98,7 +98,10 @@ def check_fair_shares() -> Exercise:
             lambda costs, n: work(costs, n) / (min(sum(costs[rank::n]) for rank in range(n)) or 1e-9),
         ),
         ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
-        ("That is the costliest matrix. Add up all matrices of its rank.", lambda c, n: max(c) * n / sum(c)),
+        (
+            "That is the costliest matrix. Add up the costs of each rank's matrices: which sum is largest?",
+            lambda c, n: max(c) * n / sum(c),
+        ),
         ("That is longest first. Here matrices are dealt out round robin.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
@@ -176,7 +179,8 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
         if run.found(owner).get(place.name) != place.start:
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
         if rank == owner:
-            return f"It is zero there. Rank {rank} had handed over its update: does a sum come back?"
+            said = "put its update there: does the collective add up the buffers?"
+            return f"It is zero there. Rank {rank} {said}"
         return (
             f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. "
             "Which call adds up the buffers?"

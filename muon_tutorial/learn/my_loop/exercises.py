@@ -67,7 +67,7 @@ def check_lines() -> Exercise:
                 return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
-    two = "where the loop begins and how it saves. A line that loads is new."
+    two = "where the loop begins and how it saves. You also add a line that loads."
     return Exercise(judge, praise=f"One line changes for Muon. To survive a kill, two change: {two}")
 
 

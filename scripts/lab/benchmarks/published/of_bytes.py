@@ -53,8 +53,7 @@ def upper_bound() -> float:
 
 
 def lower_bound() -> float:
-    """``upper_bound`` with experts, if only matrices that lie on several ranks are gathered; the mean over
-    ranks."""
+    """Like ``upper_bound``, with experts; only matrices on several ranks are gathered. The ranks' mean."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # summed over holders
