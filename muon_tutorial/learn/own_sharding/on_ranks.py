@@ -246,7 +246,7 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
 def run_loop(
     step: Callable[..., object], functions: ThreeFunctions, ranks: int, seed: int, backend: str = "gloo"
 ) -> tuple[list[bool], list[int]]:
-    """Run ``step(params, momenta, owners, config, lr)``; by rank: are its bits right; its calls."""
+    """Run ``step(params, momenta, owners, config, lr)``; return whose bits are right, and the calls."""
     found = launch(_loop_by_hand, ranks, args=(step, functions, seed), backend=backend, output="quiet")
     return [same for same, _ in found], [calls for _, calls in found]
 
