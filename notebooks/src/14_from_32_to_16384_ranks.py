@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
-# latency or one matrix. You have planned models that no laptop can hold.
+# **Forty-five minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
+# step waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
 #
@@ -35,9 +35,9 @@ lesson.hero()
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and computes its time from a
 # file that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
-# comes from, and which are estimates. Near the end, clocks on up to 256 GPUs stand beside the planner's seconds.
+# comes from, and which are estimates. *Against a clock* says how far off the planner was on up to 256 GPUs.
 #
-# Nothing here runs on ranks. Of the parameters below, this lesson uses `widgets` alone.
+# Only the optional exercise runs on ranks. All before it uses, of the parameters below, `widgets` alone.
 #
 # </details>
 
@@ -50,6 +50,8 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
+import torch
+import torch.distributed as dist
 from muon_tutorial.learn import many_ranks as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 _ = my_muon.so_far("14")
@@ -78,7 +80,7 @@ shrinks = ...  # how many times faster is the busiest owner's work on 4,096 rank
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
-unseen, enough, wired, quiz, most = lesson.all_exercises()
+unseen, enough, wired, quiz, most, fits, experts = lesson.all_exercises(dp, tp, backend)
 unseen.check(idle, shrinks, slower)
 
 # %% tags=["answer"]
@@ -150,7 +152,11 @@ for model in (lesson.UNSEEN, lesson.MODEL):
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
+# <details><summary>Compare</summary>
+#
 # They help where ranks are many, because there a step mostly waits for bytes.
+#
+# </details>
 #
 # ## Inside a node and between nodes
 #
@@ -182,65 +188,55 @@ wired.check(reduce_seconds)
 #
 # </details>
 
-# %%
-print(lesson.say_wires())
-
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# In Kimi K2, ep spreads the experts over ranks. Only a rank that holds an expert can own it:
+# In Kimi K2, ep spreads the experts over ranks, and only a rank that holds an expert can own it. The other 610 matrices
+# are dense, and have 256 owners. If all of these took equally long, how many fair shares would the busiest owner have?
+#
+# *Easy · 2 minutes · required*
 
-# %%
+# %% tags=["stub", "predict"]
+alike = ...  # in fair shares, as in lesson 04
+
+# %% tags=["answer"]
 print(lesson.say_experts())
+compare({"alike": alike}, lesson.found_shares())
 
-# %% [markdown]
-# Each owner has many experts, so their work balances by itself. But an owner has only two or three dense matrices,
-# so the costliest sets the floor.
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
 #
-# <details><summary>How tokens get to their experts</summary>
+# Some owners have three matrices, and a fair share is 610 / 256 of one.
 #
-# In forward, each rank sends its tokens to the ranks that have their experts, and the results come back: two
-# all_to_alls, and two more in backward ([GShard](https://arxiv.org/abs/2006.16668)). For experts, Muon's step sends
-# nothing from one place along ep to another, because no expert has parts at two places.
+# ```python
+# alike = 3 / (610 / 256)
+# ```
 #
 # </details>
-#
-# ## Even entries, uneven work
-#
-# Take four layers of DeepSeek V3. The largest matrix has eight times as many entries as an expert's (2,048 × 7,168),
-# and thirty times the work:
-
-# %%
-print(lesson.say_shapes())
-print(lesson.say_balance())
 
 # %% [markdown]
-# If all owners have equally many entries, the busiest has 1.5 fair shares of the work. So deal matrices
-# out by work, as in lesson 11.
+# But they are not alike: the costliest alone takes 5.80 fair shares, and sets the floor. Experts are alike, and each of
+# their owners has many, so their work balances by itself.
 #
 # ## Against a clock
 #
-# Others have timed Muon on 1 to 256 GPUs. How far off is the *planner*, which predicted the seconds above?
-
-# %%
-print(lesson.say_clocked())
-
-# %% [markdown]
-# For Newton–Schulz alone the planner is at most 1.5 times off here. For steps it is up to 5.1 times off. So at 16,384
-# ranks, trust its counts, such as idle owners and bytes, more than its seconds.
+# Others have timed Muon on 1 to 256 GPUs. There the *planner*, which predicted the seconds above, is at most 1.5 times
+# off for Newton–Schulz alone, and up to 5.1 times for a step. Why is a step harder to predict?
 #
-# <details><summary>Why so far off, sources, and worse rows</summary>
+# <details><summary>Compare</summary>
 #
 # Newton–Schulz is products of known sizes. In a step it also matters what is sent, when, and over which links. HSDP's
-# optimizer sends during the next forward pass, which the planner does not know. The speed of the links between the
-# A800s' nodes was not published, and for GB300s the planner took the rates of B200s. From 8 to 32 H100s Newton–Schulz
-# gets 3.3 times faster; the planner says 4.0.
+# optimizer, for example, sends during the next forward pass, which the planner does not know.
 #
-# `results/published.md` has the source of each row, what had to be assumed, and what the planner gets wrong: batches
-# of thin matrices, for example, are planned 27 times too slow, and a ratio of two planned times is up to 2.5 times
-# off.
+# The speed of the links between the A800s' nodes was not published, and for GB300s the planner took the rates of B200s.
+# From 8 to 32 H100s Newton–Schulz gets 3.3 times faster; the planner says 4.0.
+#
+# `results/published.md` has all rows with their sources, what had to be assumed, and what the planner gets wrong:
+# batches of thin matrices are planned 27 times too slow, and a ratio of two planned times is up to 2.5 times off.
 #
 # </details>
+#
+# So at 16,384 ranks, trust the planner's counts, such as idle owners and bytes, more than its seconds.
 #
 # ## Recap
 #
@@ -255,14 +251,13 @@ print(lesson.say_clocked())
 #
 # **Quiz.**
 #
-# *Easy · 3 minutes · required*
+# *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-first, *_, last = lesson.steps()  # on 32 and on 16,384 ranks: .owners, .matrices, .floor and .latency, in seconds
 answers = {
-    "idle": ...,  # how many owners of the 70B have nothing on 16,384 ranks?
-    "floor": ...,  # how many milliseconds does its costliest matrix take?
-    "latency": ...,  # how many times as long is latency there as on 32 ranks?
+    "idle": ...,  # of the 70B, 7 matrices in each of 80 layers: how many owners have nothing on 16,384 ranks?
+    "ranks": ...,  # with tp=4 in place of 8: up to how many ranks does its Newton–Schulz get faster?
+    "cards": ...,  # with tp=2: how many of a node's cards carry one dp ring?
 }
 
 # %%
@@ -271,9 +266,10 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The floor is reached with equally many owners, whatever tp is. But with tp=4 only four ranks make an owner.
+#
 # ```python
-# first, *_, last = lesson.steps()
-# answers = {"idle": last.idle_owners, "floor": 1000 * last.floor, "latency": last.latency / first.latency}
+# answers = {"idle": 16384 // 8 - 7 * 80, "ranks": 4 * enough_owners(lesson.seconds_of(lesson.MODEL)), "cards": 8 // 2}
 # ```
 #
 # </details>
@@ -369,6 +365,54 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # </details>
 
 # %% [markdown]
+# ## Do the activations fit?
+#
+# These limits take a batch in one pass. Until backward, each layer of a GPT keeps about 34 bytes in bf16 for each token
+# and hidden entry. tp with sequence parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each
+# layer's input, 2 of the 34 bytes, and backward makes one layer at a time whole again.
+#
+# <details><summary>Where 34 is from</summary>
+#
+# [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198): 11 for attention, 19 for the MLP and 4 for the norms.
+# Attention's scores are left out, because a library computes them again in any case. A model without dropout, or with
+# another MLP, needs somewhat less or more.
+#
+# </details>
+#
+# *Easy · 5 minutes · required*
+
+# %% tags=["stub"]
+def activation_bytes(tokens, hidden, layers, tp, recompute):
+    # tokens: of all ranks of a tp group, in one pass; hidden: entries of each between layers; recompute: True or False
+    return ...  # bytes that one rank keeps when backward begins, and one layer is whole in any case
+
+# %%
+fits.check(activation_bytes)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# One layer is whole. Each of the others is, too, or keeps its input alone.
+#
+# ```python
+# def activation_bytes(tokens, hidden, layers, tp, recompute):
+#     layer = 34 * tokens * hidden / tp
+#     kept = 2 * tokens * hidden / tp if recompute else layer
+#     return layer + (layers - 1) * kept
+# ```
+#
+# </details>
+
+# %% [markdown]
+# The 70B has 80 layers and 8,192 hidden entries. With dp=64 and tp=8, each tp group gets 65,536 tokens of the batch:
+
+# %%
+activation_bytes = fits.accepted_or(lesson.activation_bytes)
+for recompute in (False, True):
+    kept = activation_bytes(lesson.TOKENS // 64, 8192, 80, 8, recompute)
+    print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank, of the 80 GB that an H100 has")
+
+# %% [markdown]
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #
 # Choose a grid and a strategy for `llama-3.1-70b`, and defend them on one page. Begin with
@@ -383,35 +427,82 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # 3. names the planner's weakest point, a number that it was given or a cost that it leaves out (such as idle pipeline
 #    stages), and says when you would choose another grid;
 # 4. names the measurement that would prove you wrong;
-# 5. says, with your `most_ranks`, whether computing could hide what forward and backward send on your grid. The planner
-#    counts the optimizer's step alone.
+# 5. says, with your `activation_bytes` and `most_ranks`, how the activations fit, and whether computing could then hide
+#    what forward and backward send on your grid. The planner counts the optimizer's step alone.
 #
 # *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
-# all else as above and a `memory` of at most 80 GB (it has no activations). The command above scores 1.79 s and
-# 50.5 GB, with `layerwise`. Par is 0.9 s and 34.4 GB.
+# all else as above. The planner's `memory` and your `activation_bytes` together may be at most 80 GB. You may recompute,
+# or cut the tokens into micro-batches. The command above scores 1.79 s and 50.5 GB, with `layerwise`. Par is 0.9 s and
+# 34.4 GB.
 #
 # </details>
 #
-# <details><summary>A solution of the open task: how to get par, and what the score leaves out</summary>
+# <details><summary>A solution of the open task: how to get par</summary>
 #
-# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Its `memory` is 3.1 GB a
-# rank, because nothing is copied along dp. Each matrix goes to one rank. But the score counts Muon's step alone.
+# With `--grid dp_shard=64,tp=8`, FSDP2 cuts each tp piece along `dp_shard`, and `owner` wins. Each matrix goes to one
+# rank. `memory` is 3.1 GB a rank, because nothing is copied along dp, and recomputing in one pass adds 13 GB.
+#
+# </details>
+#
+# <details><summary>The same solution: how activations fit, and what computing then hides</summary>
 #
 # FSDP2 also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so computing can
 # hide these gathers up to the limit of 446 above, and `dp_shard` is only 64. But that limit takes a rank's 65,536
-# tokens in one pass, and `memory` has no activations. Besides attention's scores, a layer keeps about [34 bytes for
-# each token and hidden entry](https://arxiv.org/abs/2205.05198) until backward. Even if tp and sequence parallelism
-# (lesson 07) cut all of them, that makes 34 · 65,536 · 8,192 · 80 layers / 8 = 183 GB a rank, and a GPU has 80. There
-# are two ways out:
+# tokens in one pass, which keeps 183 GB. There are two ways out:
 #
 # - *Micro-batches* gather the weights anew, each with fewer tokens to hide behind. Four take 46 GB, and the limit is
 #   112. Eight take 23 GB, but the limit is 56, below 64.
-# - *Recomputing* (lesson 12) keeps only each layer's input, 2 bytes in place of 34. That is 11 GB in one pass, and
-#   2.3 GB for the layer that backward computes again.
+# - *Recomputing* takes 13 GB in one pass. Forward decides the limit, and has as much to compute as before.
+#
+# </details>
+#
+# <details><summary>The same solution: what else the score leaves out</summary>
 #
 # tp's all_reduces stay inside a node. Over NVLink they take no longer than the products up to tp=26, but they hide only
 # if a library cuts both into pieces. All of that counts bandwidth alone. With pp=8 the step falls to 0.27 s, and there
 # the score leaves out the stages' idle time.
+#
+# </details>
+#
+# ## Optional: how tokens get to their experts
+#
+# In forward, each rank sends each token to the rank that has its expert
+# ([GShard](https://arxiv.org/abs/2006.16668)). Lesson 11's `all_to_all_single` does it, but here no rank knows how many
+# tokens will come.
+#
+# <details><summary>Hint</summary>
+#
+# Let each rank tell every other how many tokens it will send, with an `all_to_all_single` of one number for each. And
+# the call cuts its input into runs, so which tokens must stand together?
+#
+# </details>
+#
+# *Medium · 10 minutes · optional*
+
+# %% tags=["stub"]
+def to_experts(tokens, expert_of, group):
+    # tokens: this rank's, one in each row; expert_of: the expert of each; rank r of the group has expert r
+    return ...  # the tokens of this rank's expert: first those that rank 0 of the group sent, then rank 1's, and so on
+
+# %%
+experts.check(to_experts)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The results come back with the two lists exchanged, and backward does both once more: four all_to_alls for each layer.
+# Muon's step sends nothing of an expert from one place along ep to another, because no expert has parts at two places.
+#
+# ```python
+# def to_experts(tokens, expert_of, group):
+#     send = torch.bincount(expert_of, minlength=group.size())
+#     take = torch.empty_like(send)
+#     dist.all_to_all_single(take, send, group=group)
+#     came = tokens.new_empty(int(take.sum()), tokens.shape[1])
+#     by_expert = tokens[expert_of.argsort(stable=True)]
+#     dist.all_to_all_single(came, by_expert, take.tolist(), send.tolist(), group=group)
+#     return came
+# ```
 #
 # </details>
 

@@ -53,6 +53,7 @@ WRITTEN: list[Callable[[], Exercise]] = [
     five_products.write_flops,
     five_products.write_lifting,
     many_ranks.enough_exercise,
+    many_ranks.fits_exercise,
     many_ranks.most_exercise,
     many_ranks.wires_exercise,
     own_sharding.check_sent,

@@ -1,15 +1,20 @@
-"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, a quiz, and the
-most ranks with which backward hides the gradients' all_reduce."""
+"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, a quiz, the most
+ranks with which backward hides the gradients' all_reduce, a rank's activations, and tokens for experts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from ...timing.machine import find_machine
-from ..exercises.judge import Exercise, guesses, numbers, written
-from .scaling import FLOPS, MACHINE, RANKS, TOKENS, UNSEEN, WIDTH, card, step_at, steps
+from ..exercises.judge import Exercise, guesses, numbers, why, written
+from ..exercises.on_real_ranks import judge_on_ranks
+from .on_ranks import run_tokens, tokens_of
+from .scaling import FLOPS, MACHINE, MODEL, RANKS, TOKENS, TP, UNSEEN, WIDTH, card, seconds_of, step_at
 
 
 def unseen() -> dict[str, Any]:
@@ -88,12 +93,11 @@ def wires_exercise() -> Exercise:
 
 
 def quiz() -> Exercise:
-    found = steps()
+    owners = enough_owners(seconds_of(MODEL))
     return numbers(
-        ("idle", found[-1].idle_owners, "With tp=8, how many owners are there? A matrix needs only one."),
-        ("floor", 1000 * found[-1].floor, "The top picture names it; .floor has it in seconds."),
-        ("latency", found[-1].latency / found[0].latency, "Divide the last latency by the first."),
-        within=0.02,
+        ("idle", RANKS[-1] // TP - len(seconds_of(MODEL)), "With tp=8, how many owners are there?"),
+        ("ranks", 4 * owners, f"{owners} owners are enough, whatever tp is. And an owner is how many ranks?"),
+        ("cards", 4, "A node's rings share its 8 cards evenly. How many rings are there with tp=2?"),
     )
 
 
@@ -142,5 +146,81 @@ def most_exercise() -> Exercise:
     return written(most_ranks, cases, *slips, say=say, hints=hints, praise=praise)
 
 
-def all_exercises() -> tuple[Exercise, ...]:
-    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), most_exercise()
+def activation_bytes(tokens: float, hidden: int, layers: int, tp: int, recompute: bool) -> float:
+    """The exercise's reference: a rank's activations as backward begins, in bf16, without attention's scores.
+
+    A layer has 34 bytes for each token and hidden entry, cut over tp with sequence parallelism (Korthikanti
+    et al., 2022). With ``recompute``, all layers but one keep only their input, 2 of the 34 bytes.
+
+    >>> activation_bytes(4, 10, 3, 2, False), activation_bytes(4, 10, 3, 2, True)
+    (2040.0, 760.0)
+    """
+    layer = 34 * tokens * hidden / tp
+    kept = 2 * tokens * hidden / tp if recompute else layer
+    return layer + (layers - 1) * kept
+
+
+def fits_exercise() -> Exercise:
+    """The exercise: bytes of a rank's activations, with and without recomputing."""
+    cases = [(10, 8, 3, 1, False), (10, 8, 3, 4, False), (10, 8, 3, 4, True), (64, 8, 1, 2, True)]
+
+    def of(counted: Callable[[int, bool], int]) -> Callable[..., float]:
+        """A mistake that counts other bytes for each token and hidden entry, with these layers."""
+        return lambda tokens, hidden, layers, tp, again: counted(layers, again) * tokens * hidden / tp
+
+    slips = (
+        ("tp cuts tokens and hidden features alike.", lambda t, h, n, tp, r: activation_bytes(t, h, n, 1, r)),
+        ("The whole layer's input is among its 34.", of(lambda n, again: 34 + 2 * n if again else 34 * n)),
+        ("Backward makes one layer whole again.", of(lambda n, again: (2 if again else 34) * n)),
+        ("With recompute, all layers but one keep 2 bytes, not 34.", of(lambda n, again: 34 * n)),
+        ("Each of the layers keeps its activations.", of(lambda n, again: 34)),
+    )
+    say, praise = (
+        "{} tokens of {} entries, {} layers, tp={}, recompute={}",
+        "It grows with the tokens of one pass, not of the batch.",
+    )
+    return written(activation_bytes, cases, *slips, say=say, praise=praise)
+
+
+def experts_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
+    """The optional exercise: on real ranks, send each token to the rank that has its expert."""
+    hints = (
+        "send = torch.bincount(expert_of, minlength=group.size()), and all_to_all_single turns it into take.",
+        "tokens[expert_of.argsort(stable=True)] puts tokens for the same expert next to each other.",
+        "all_to_all_single(came, by_expert, take, send, group=group): both lists hold whole numbers.",
+    )
+    praise = "Each rank has its expert's tokens, and no token went anywhere else."
+    judge = judge_on_ranks(partial(run_tokens, dp=dp, tp=tp, backend=backend), partial(judge_tokens, dp, tp))
+    return Exercise(judge, hints, praise, optional=True)
+
+
+def judge_tokens(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
+    """What is wrong with the tokens that came to the experts of each dp group; None if nothing is."""
+    every = (tokens_of(place, dp) for place in range(dp))
+    sent = [(tuple(t), e) for pair in every for t, e in zip(*(each.tolist() for each in pair), strict=True)]
+    for rank, came in enumerate(outputs):
+        if not isinstance(came, Tensor) or came.ndim != 2 or came.shape[1] != 2:
+            got = f"shape {tuple(came.shape)}" if isinstance(came, Tensor) else type(came).__name__
+            return f"Rank {rank} returned {got}; its expert's tokens are rows of two entries."
+        found, place = list(map(tuple, came.tolist())), rank // tp
+        due = [token for token, expert in sent if expert == place]
+        others = {token for token, expert in sent if expert != place}
+        strays = sum(token in others for token in found)
+        runs = "all_to_all_single cuts its input into runs, so tokens for one expert must stand together."
+        wrong = why(
+            (strays > 0, f"has {strays} of {len(found)} tokens for another expert. {runs}"),
+            (not {*due} >= {*found}, "has rows that are no tokens. Were they ever filled?"),
+            (sorted(found) != due, f"needs {len(due)} tokens, each once, and has {len(found)}."),
+            (
+                sorted(found, key=lambda token: token[0]) != found,
+                "has its tokens, but not in the order of the ranks that sent them.",
+            ),
+        )
+        if wrong:
+            return f"Rank {rank}, with expert {place}, {wrong}"
+    return None
+
+
+def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
+    limits = most_exercise(), fits_exercise(), experts_exercise(dp, tp, backend)
+    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), *limits

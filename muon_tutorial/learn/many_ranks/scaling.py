@@ -6,7 +6,6 @@ place gather the matrix and work on it. So dp is the number of owners.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,19 +14,18 @@ from functools import cache, partial
 import torch
 
 from ... import Grid, Matrix
-from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import layerwise, replicated, work_by_position
 from ...timing.machine import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
-from ...timing.recommend import say_bytes, say_seconds
+from ...timing.recommend import say_seconds
 from ...timing.step_cost import StepEstimate, averaged_at_once, estimate, estimate_adamw
-from ..first_muon.exercises import in_shares, loads_of
+from ..first_muon.exercises import in_shares
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
-MIXTURE, OWNERS = "deepseek-v3", 16
-"""A public model whose matrices are dealt out to owners by entries or by work, and how many owners."""
+OWNERS, PLACES = 256, 64
+"""The grid of the mixture of experts: how many places it has along dp, and along ep."""
 REPEATED = partial(layerwise, tp="repeat")
 """All ranks along tp work on the matrices of their place, so an owner is a place along dp."""
 TP = 8
@@ -151,25 +149,6 @@ def say_steps(model: str = MODEL) -> str:
     return "\n".join([*lines, _predicted()])
 
 
-def say_wires() -> str:
-    """The unseen model's gradients, reduced over dp without tp and with it: bytes, bandwidth, seconds."""
-    lines = [f"{'grid':14}{'a rank sends':>14}{'its wire':>12}{'in transit':>12}"]
-    for tp in (1, TP):
-        sent, speed, seconds = gradient_wire(UNSEEN, 64, tp)
-        wire = f"{say_bytes(speed)}/s"
-        lines.append(f"dp=64, tp={tp:<6}{say_bytes(sent):>12}{wire:>13}{say_seconds(seconds):>12}")
-    return "\n".join([*lines, _predicted()])
-
-
-def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
-    """Bytes that a rank sends to reduce gradients, its link's bandwidth, and the seconds in transit."""
-    found = step_of(model, dp, tp)
-    flights = [(one, times) for one, times in found.flights if one.label.phase.startswith("gradient reduce")]
-    sent = sum(times * one.busy.data for one, times in flights)
-    speed = max(one.link.bandwidth for one, _ in flights)
-    return sent, speed, sent / speed
-
-
 @cache
 def step_of(model: str, dp: int, tp: int) -> StepEstimate:
     matrices, grid = matrices_of(model, tp), Grid.of(dp=dp, tp=tp)
@@ -213,80 +192,18 @@ def averaging(model: str, dp: int) -> Averaging:
 
 def say_experts() -> str:
     """The dense matrices and the experts of a mixture of experts: their number, owners and balance."""
-    dp, tp, ep = 256, TP, 64
-    dense, experts = stage_matrices(find_model(EXPERTS), tp=tp, ep=ep)
-    one_place = f"experts, 1 of {ep} places"
+    dense, experts = stage_matrices(find_model(EXPERTS), tp=TP, ep=PLACES)
+    one_place = f"experts, 1 of {PLACES} places"
     columns = f"{'':24}{'matrices':>10}{'owners':>8}{'busiest':>22}"
-    lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", columns]
-    for name, matrices, owners in (("dense", dense, dp), (one_place, experts, dp * tp // ep)):
+    lines = [f"{EXPERTS} on dp={OWNERS}, tp={TP}, ep={PLACES}", columns]
+    for name, matrices, owners in (("dense", dense, OWNERS), (one_place, experts, OWNERS * TP // PLACES)):
         work = work_by_position(REPEATED(matrices, Grid.of(dp=owners)))
         shares = f"{in_shares(work):.2f} fair shares"
         lines.append(f"{name:24}{len(matrices):>10,}{owners:>8,}{shares:>22}")
     return "\n".join([*lines, "(Each place along ep has other experts, and owners of its own.)"])
 
 
-@cache
-def shapes() -> tuple[tuple[int, int], ...]:
-    """The matrices of one pipeline stage of ``MIXTURE``, with only those experts that one rank holds."""
-    dense, experts = stage_matrices(find_model(MIXTURE), ep=8, pp=16, stage=1)
-    return tuple((matrix.shape[0], matrix.shape[1]) for matrix in (*dense, *experts))
-
-
-def say_shapes() -> str:
-    """The shapes in words: how many matrices of each, their entries and their work."""
-    lines = [f"{'shape':>15}{'how many':>10}{'million entries':>17}{'GFLOP':>8}"]
-    for shape, count in sorted(Counter(shapes()).items(), key=lambda item: -math.prod(item[0])):
-        sides = f"{shape[0]:,} × {shape[1]:,}"
-        entries, operations = math.prod(shape) / 1e6, newton_schulz_cost(shape) / 1e9
-        lines.append(f"{sides:>15}{count:>10}{entries:>17.1f}{operations:>8,.0f}")
-    return "\n".join([*lines, f"({MIXTURE}, four layers; GFLOP of one Newton–Schulz iteration)"])
-
-
-def say_balance() -> str:
-    """The most entries and the most work of an owner, if matrices are dealt out by either."""
-    amounts = {"entries": list(map(math.prod, shapes())), "work": list(map(newton_schulz_cost, shapes()))}
-    lines = [f"{'dealt out by':<14}{'most entries':>14}{'most work':>11}   in fair shares of {OWNERS} owners"]
-    for name, costs in amounts.items():
-        chosen = longest_first(costs, [0] * OWNERS)
-        entries, work = (in_shares(loads_of(each, chosen, OWNERS)) for each in amounts.values())
-        lines.append(f"{name:<14}{entries:>14.2f}{work:>11.2f}")
-    return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Clocked:
-    """A time measured by others on GPUs, and as planned, in ms or %; ``row``: in results/published.md."""
-
-    row: int
-    what: str
-    published: float
-    planned: float
-
-    @property
-    def off(self) -> float:
-        """The longer of the two times, divided by the shorter."""
-        return max(self.planned / self.published, self.published / self.planned)
-
-
-CLOCKED = (
-    Clocked(19, "one H100, Newton–Schulz of a quarter of the rows", 115.0, 107.8),
-    Clocked(20, "4 H100s, the optimizer's whole step", 31.4, 32.4),
-    Clocked(36, "8 A800s, Newton–Schulz, one owner a matrix", 261.7, 385.8),
-    Clocked(37, "8 H100s, Newton–Schulz of all experts", 523.6, 736.9),
-    Clocked(40, "8 H100s, what Muon adds to a step of SGD", 1054.0, 1118.6),
-    Clocked(32, "8 GB300s, what Muon adds to a step, in %", 3.94, 9.32),
-    Clocked(38, "32 H100s, Newton–Schulz of all experts", 161.0, 184.2),
-    Clocked(39, "the same 32, with updates brought back", 406.0, 378.3),
-    Clocked(34, "128 A800s with FSDP, what Muon adds to a step", 101.0, 323.4),
-    Clocked(35, "128 A800s with HSDP, what Muon adds to a step", 64.0, 323.4),
-    Clocked(31, "256 GB300s, what Muon adds to a step, in %", 2.14, 4.47),
-)
-"""Published times, from few GPUs to many; a test compares them with results/published.json."""
-
-
-def say_clocked() -> str:
-    """A line for each published time: as measured, as predicted, and the factor between the two."""
-    lines = [f"{'ms, or %':48}{'measured':>10}{'planned':>9}{'off by':>8}"]
-    for each in CLOCKED:
-        lines.append(f"{each.what:48}{each.published:>10,.4g}{each.planned:>9,.4g}{each.off:>7.1f}x")
-    return "\n".join(lines)
+def found_shares() -> dict[str, float]:
+    """The busiest owner's fair shares if all dense matrices of the mixture of experts were alike."""
+    alike = [1] * len(stage_matrices(find_model(EXPERTS), tp=TP, ep=PLACES)[0])
+    return {"alike": round(in_shares([sum(alike[owner::OWNERS]) for owner in range(OWNERS)]), 2)}
