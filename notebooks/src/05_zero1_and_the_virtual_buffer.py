@@ -273,8 +273,8 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon on 24 matrices. A limit of 10 kB gives each its own bucket, and 640 kB makes
-# two buckets.
+# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. The limits of a bucket are
+# 10, 40, 160 and 640 kB.
 #
 # *Easy · 2 minutes · required*
 

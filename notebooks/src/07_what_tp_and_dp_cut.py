@@ -216,58 +216,6 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # %% [markdown]
 # The ranks add the same products in another order, and each addition rounds.
 #
-# ## Optional: do not keep what others keep
-#
-# After the all_reduce all ranks of a tp group hold the same y. With sequence parallelism, each has only some tokens
-# (rows of x) before the layers, and only their y after them. Write its forward pass.
-#
-# <details><summary>What that saves</summary>
-#
-# A norm and a dropout come next, and if each rank has all of y, all ranks of a tp group keep the same activations of
-# these. With sequence parallelism a rank normalizes its own tokens alone, so it keeps 1 / tp of these activations
-# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)). In a model x and y are equally wide. Then a rank sends
-# as many bytes as before.
-#
-# </details>
-#
-# <details><summary>Hint</summary>
-#
-# An all_reduce is a reduce_scatter and an all_gather (lesson 03), and other work fits in between. Which of the two
-# comes before `up`, and which one after `down`? `dist.reduce_scatter(mine, pieces, group=tp_group)` sums `pieces`, a
-# list with one tensor for each rank of the group, and leaves this rank's sum in `mine`.
-#
-# </details>
-#
-# *Medium · 8 minutes · optional*
-
-# %% tags=["stub"]
-def both_layers_sp(x, up, down, tp_group):
-    # x: this rank's tokens, as many as every other rank of tp_group has; up, down: this rank's pieces
-    return ...  # the whole y of the same tokens
-
-# %%
-tokens.check(both_layers_sp)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# Each rank computes other hidden features, and needs all tokens for them. After `down` it has a summand of every token's
-# y, and keeps the sums of its own tokens only. You could also all_reduce y and drop the other tokens, but that would
-# send twice as much after `down`.
-#
-# ```python
-# def both_layers_sp(x, up, down, tp_group):
-#     parts = [torch.empty_like(x) for _ in range(tp_group.size())]
-#     dist.all_gather(parts, x, group=tp_group)
-#     y = torch.relu(torch.cat(parts) @ up.T) @ down.T
-#     mine = torch.empty_like(y[: len(x)])
-#     dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
-#     return mine
-# ```
-#
-# </details>
-
-# %% [markdown]
 # ## What dp cuts
 #
 # dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
@@ -439,6 +387,57 @@ W = lesson.fused_weight(seed)
 back = launch(there_and_back, 3, args=(W,), backend=backend)
 print("rows on each rank:", back[0][0])
 print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for _, joined in back))
+
+# %% [markdown]
+# ## Optional: do not keep what others keep
+#
+# After `both_layers` comes a norm or a dropout. All ranks of a tp group hold the same y there, so they keep the same
+# activations for backward. With sequence parallelism, each has only some tokens (rows of x) before the layers, and only
+# their y after them. Write its forward pass.
+#
+# <details><summary>How much that saves</summary>
+#
+# A rank keeps 1 / tp of these activations ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)). In a model x
+# and y are equally wide. Then a rank sends as many bytes as before.
+#
+# </details>
+#
+# <details><summary>Hint</summary>
+#
+# An all_reduce is a reduce_scatter and an all_gather (lesson 03), and other work fits in between. Which of the two
+# comes before `up`, and which one after `down`? `dist.reduce_scatter(mine, pieces, group=tp_group)` sums `pieces`, a
+# list with one tensor for each rank of the group, and leaves this rank's sum in `mine`.
+#
+# </details>
+#
+# *Medium · 8 minutes · optional*
+
+# %% tags=["stub"]
+def both_layers_sp(x, up, down, tp_group):
+    # x: this rank's tokens, as many as every other rank of tp_group has; up, down: this rank's pieces
+    return ...  # the whole y of the same tokens
+
+# %%
+tokens.check(both_layers_sp)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Each rank computes other hidden features, and needs all tokens for them. After `down` it has a summand of every token's
+# y, and keeps the sums of its own tokens only. You could also all_reduce y and drop the other tokens, but that would
+# send twice as much after `down`.
+#
+# ```python
+# def both_layers_sp(x, up, down, tp_group):
+#     parts = [torch.empty_like(x) for _ in range(tp_group.size())]
+#     dist.all_gather(parts, x, group=tp_group)
+#     y = torch.relu(torch.cat(parts) @ up.T) @ down.T
+#     mine = torch.empty_like(y[: len(x)])
+#     dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
+#     return mine
+# ```
+#
+# </details>
 
 # %% [markdown]
 # ## Recap

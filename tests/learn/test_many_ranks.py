@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from muon_tutorial.learn.many_ranks import exercises, on_ranks, scaling
+from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.timing.recommend import plan_model
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged
@@ -37,7 +38,7 @@ def test_parts_of_a_step_are_the_step() -> None:
     for step in scaling.steps():
         for links in scaling.LINKS.values():
             computed = step.busiest + step.estimate.copy + step.estimate.others
-            parts = computed + step.latency + step.transfer(links)
+            parts = computed + step.estimate.latency + step.transfer(links)
             assert parts == pytest.approx(step.seconds(links))
         assert 0 <= step.transfer(8.0) < step.transfer() / 2
 
@@ -117,6 +118,15 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     assert half == 1280
 
 
+def test_matrices_of_kimi_k2_would_balance_better_if_they_were_alike() -> None:
+    said = scaling.say_experts()
+    assert re.search(r"dense +610 +256 +5\.80 fair", said)
+    assert scaling.shares_by_index([1] * 610, 256) == 3 / (610 / 256)
+    dense = scaling.stage_matrices(scaling.find_model(scaling.EXPERTS), tp=8, ep=64)[0]
+    work = [newton_schulz_cost((matrix.shape[0], matrix.shape[1])) for matrix in dense]
+    assert round(max(work) * 256 / sum(work), 2) == 5.80  # one matrix alone is the floor
+
+
 def test_activations_are_the_sum_of_korthikantis_table_and_as_the_open_tasks_solution_says() -> None:
     attention = 2 + 4 + 2 + 2 + 1  # input of q, k, v; q and k; v; the projection's input; dropout's mask
     mlp, norms = 2 + 8 + 8 + 1, 2 + 2  # inputs of both layers and of the GeLU, the mask; inputs of two norms
@@ -129,7 +139,7 @@ def test_activations_are_the_sum_of_korthikantis_table_and_as_the_open_tasks_sol
     assert (whole, inputs) == (80 * (attention + mlp + norms) * entries, (79 * 2 + 34) * entries)
     assert [round(each / 1e9) for each in (whole, inputs, whole / 4, whole / 8)] == [183, 13, 46, 23]
     limits = [
-        exercises.most_ranks(scaling.TOKENS / many, scaling.FLOPS, scaling.card()) for many in (1, 4, 8)
+        exercises.most_ranks(scaling.TOKENS // many, scaling.FLOPS, scaling.card()) for many in (1, 4, 8)
     ]
     assert limits == [446, 112, 56]
 
@@ -245,7 +255,7 @@ test_tokens_that_do_not_reach_their_experts_are_told_why = judged(
             (lambda tokens, expert_of, group: tokens, "of 3 tokens for another expert"),
             (
                 lambda tokens, expert_of, group: tokens[:, 0],
-                "Rank 0 returned shape (3,); its expert's tokens",
+                "in rows of two, not torch.Size([3])",
             ),
             (
                 lambda tokens, expert_of, group: tokens + 0.5,

@@ -150,51 +150,45 @@ def _checked(step: StepOfAdamW) -> StepOfAdamW:
     return walk
 
 
-CASES: Sequence[tuple[str, Callable[[], Sequence[TraceEvent]], tuple[str, ...]]] = (
+CASES: Sequence[tuple[str, Callable[[], Sequence[TraceEvent]], str]] = (
     (
         "With one collective",
         lambda: one_collective(400, 4300),
-        (
-            "Of a collective's four events only the kernel is the GPU at work; the others launch or label "
-            "it. event.communicates says which kernels belong to a collective.",
-        ),
+        "Of a collective's four events only the kernel is the GPU at work; the others launch or label "
+        "it. event.communicates says which kernels belong to a collective.",
     ),
     (
         "With a product under way at the same time",
         lambda: [*one_collective(400, 2000), event(PRODUCT, "kernel", 500, 3000)],
-        ("A product is a kernel, too. event.communicates says which events belong to a collective.",),
+        "A product is a kernel, too. event.communicates says which events belong to a collective.",
     ),
     (
         "With two collectives under way at the same time",
         lambda: [*one_collective(400, 2000), event(GATHER, "kernel", 1400, 2000)],
-        ("Count each moment once: a later collective adds only the time after the end of the earlier one.",),
+        "Count each moment once: a later collective adds only the time after the end of the earlier one.",
     ),
     (
         "With a short collective inside a long one, and the last one first in the list",
-        lambda: [
-            event(GATHER, "kernel", 1900, 900),
-            *one_collective(400, 2000),
-            event(GATHER, "kernel", 600, 300),
-        ],
-        ("Sort kernels by .begin. A kernel that ends early must not lower the latest end so far.",),
+        lambda: [event(GATHER, "kernel", *at) for at in ((1900, 900), (400, 2000), (600, 300))],
+        "Sort kernels by .begin. A kernel that ends early must not lower the latest end so far.",
     ),
-    ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
-    ("In the trace above", gpu_step, ("Its tp gather lies within its dp gather.",)),
+    ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], "Then the answer is 0."),
+    ("In the trace above", gpu_step, "Its tp gather lies within its dp gather."),
 )
-"""Traces on which the reader's function is judged, and hints for an answer that fails there."""
+"""Traces on which the reader's function is judged, and a hint for an answer that fails there."""
 
 
 def events_exercise() -> Exercise:
     """The exercise: nanoseconds in which any collective ran, each moment counted once."""
 
     def judge(answer: Callable[[Sequence[TraceEvent]], int]) -> Diagnosis | None:
-        for where, made, hints in CASES:
+        for where, made, hint in CASES:
             came, due = value_of(answer, made()), trace_events.communicating(made())
             if came != due:
                 shown = f"{came:,}" if isinstance(came, Real) else repr(came)
                 by_name = came == sum(each.duration for each in made() if each.communicates)
                 double = ": you have added up four events of one collective." if by_name else "."
-                return Diagnosis(f"{where}: {due:,} ns, not {shown}{double}", hints)
+                return Diagnosis(f"{where}: {due:,} ns, not {shown}{double}", (hint,))
         return None
 
     return Exercise(judge, (), "Each collective once, and each moment once.")
@@ -276,14 +270,7 @@ def break_even(forward: float, adamw: float, muon: float, times: float) -> float
 
 def turning_exercise() -> Exercise:
     """The exercise: from how many tokens a step on Muon leads, where AdamW takes more steps."""
-    cases = [
-        (3, 20, 70, 1.25),
-        (1, 10, 30, 2),
-        (2, 40, 30, 1.5),
-        (2, 20, 30, 1),
-        (2, 40, 30, 1),
-        (5, 10, 40, 1.5),
-    ]
+    cases = [(3, 20, 70, 1.25), (1, 10, 30, 2), (2, 40, 30, 1.5), (2, 20, 30, 1), (2, 40, 30, 1)]
     slips = (
         ("AdamW's own step is taken `times` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
         ("Muon has forward and backward in its step, too.", _turn(lambda f, a, m, x: (m - x * a) / (f * x))),

@@ -114,22 +114,15 @@ def waited(flights: Sequence[Flight]) -> dict[int, int]:
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 
 
-def collectives_of(timeline: Timeline) -> list[list[Flight]]:
-    found: dict[tuple[tuple[int, ...], int], list[Flight]] = defaultdict(list)
-    for times in timeline.ranks:
-        for flight in times.flights:
-            found[flight.group, flight.turn].append(flight)
-    return [sorted(flights, key=lambda flight: flight.rank) for flights in found.values()]
-
-
 def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
     """For each rank: its nanoseconds in collectives, and how many of these nanoseconds it waited."""
+    calls: dict[tuple[tuple[int, ...], int], list[Flight]] = defaultdict(list)
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
-    for flights in collectives_of(timeline):
-        for flight in flights:
-            inside[flight.rank] += flight.done - flight.issued
-        for rank, waiting in waited(flights).items():
-            waits[rank] += waiting
+    for flight in (flight for times in timeline.ranks for flight in times.flights):
+        calls[flight.group, flight.turn].append(flight)
+        inside[flight.rank] += flight.done - flight.issued
+    for rank, waiting in (item for flights in calls.values() for item in waited(flights).items()):
+        waits[rank] += waiting
     return [(inside[rank], waits[rank]) for rank in inside]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...errors import UsageError
 from . import series
 
 
@@ -51,43 +48,16 @@ a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GlossaryEntries:
-    """Words and symbols, displayed as a table in a notebook and as plain lines elsewhere."""
+def look_up(word: str = "") -> None:
+    """Print the entries of all words and symbols that contain ``word``; without one, all entries.
 
-    terms: Sequence[Term] = ()
-    symbols: Sequence[Symbol] = ()
-
-    def __repr__(self) -> str:
-        lines = [f"{term.word} (lesson {term.lesson}): {term.meaning}" for term in self.terms]
-        lines += [f"{symbol.sign}: {symbol.meaning}" for symbol in self.symbols]
-        return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in lines)
-
-    def _repr_markdown_(self) -> str:
-        return "\n\n".join(filter(None, (term_table(self.terms), symbol_table(self.symbols))))
-
-
-def look_up(word: str = "") -> GlossaryEntries:
-    """The entry of a word or symbol; without an argument, all entries.
-
-    Raises UsageError if there is no such entry. The message names words of similar spelling, if any.
-
-    >>> look_up("ring")
-    ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.
+    >>> look_up("Owner")
+    owner (lesson 04): Of a matrix: the one rank that orthogonalizes it for all.
     """
-    if not word:
-        return GlossaryEntries(BY_WORD, SYMBOLS)
-    wanted = word.strip().casefold()
-    found = GlossaryEntries(
-        [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
-        [symbol for symbol in SYMBOLS if word.strip() in symbol.sign.split(", ")],
-    )
-    if found.terms or found.symbols:
-        return found
-    known = [term.word for term in TERMS]
-    near = difflib.get_close_matches(wanted, known) or [each for each in known if wanted in each]
-    advice = f"did you mean {', '.join(map(repr, near))}?" if near else "look_up() shows all words"
-    raise UsageError(f"the glossary has no {word!r}; {advice}")
+    entries = [(f"{term.word} (lesson {term.lesson})", term.meaning) for term in BY_WORD]
+    entries += [(symbol.sign, symbol.meaning) for symbol in SYMBOLS]
+    found = [f"{name}: {meaning}" for name, meaning in entries if word.strip().casefold() in name.casefold()]
+    print("\n".join(found) or f"The glossary has no {word!r}.")
 
 
 def page() -> str:
@@ -95,19 +65,19 @@ def page() -> str:
     return _PAGE.format(words=term_table(BY_WORD, _linked), symbols=symbol_table(SYMBOLS, _linked))
 
 
-def term_table(terms: Sequence[Term], number: Callable[[str], str] = str) -> str:
-    """Terms as a Markdown table; ``number`` writes a lesson's number. Empty without terms."""
+def term_table(terms: Sequence[Term], number: Callable[[str], str]) -> str:
+    """Terms as a Markdown table; ``number`` writes a lesson's number."""
     rows = [f"| {term.word} | {term.meaning} | {number(term.lesson)} |" for term in terms]
-    return "\n".join(["| word | meaning | lesson |", "|---|---|---|", *rows]) if rows else ""
+    return "\n".join(["| word | meaning | lesson |", "|---|---|---|", *rows])
 
 
-def symbol_table(symbols: Sequence[Symbol], number: Callable[[str], str] = str) -> str:
-    """Symbols as a Markdown table; ``number`` writes a lesson's number. Empty without symbols."""
+def symbol_table(symbols: Sequence[Symbol], number: Callable[[str], str]) -> str:
+    """Symbols as a Markdown table; ``number`` writes a lesson's number."""
     rows = [
         f"| `{symbol.sign}` | {symbol.meaning} | {', '.join(map(number, symbol.lessons))} |"
         for symbol in symbols
     ]
-    return "\n".join(["| symbol | meaning | lessons |", "|---|---|---|", *rows]) if rows else ""
+    return "\n".join(["| symbol | meaning | lessons |", "|---|---|---|", *rows])
 
 
 def _linked(number: str) -> str:

@@ -21,12 +21,12 @@ CutKind = Literal["column", "row"]
 ShapeOf = Callable[[tuple[int, int], str, int, int], Any]
 Layers = Callable[[Tensor, Tensor, Tensor, Any], Any]
 KINDS: tuple[CutKind, CutKind] = ("column", "row")
-DIM: dict[CutKind, int] = {"column": 0, "row": 1}
+DIM: dict[str, int] = {"column": 0, "row": 1}
 UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
 
 
-def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
+def cut(weight: Tensor, kind: str, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
     """A copy of one tp coordinate's piece of a weight, with the lengths that ``shape_of`` returns."""
     dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
     lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(tp_rank + 1)]

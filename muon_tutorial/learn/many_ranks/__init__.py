@@ -1,4 +1,4 @@
-"""What notebook 14 uses: a step on 32 to 16,384 ranks, owners of matrices, links, experts, your own model."""
+"""What notebook 14 uses: a step on 32 to 16,384 ranks, owners of matrices, links, activations, experts."""
 
 from __future__ import annotations
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ...plan.assign import longest_first
 from ...timing.machine import find_machine
 from ..exercises.judge import Exercise, guesses, numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
+from ..first_muon.exercises import loads_of
 from .on_ranks import run_tokens, tokens_of
 from .scaling import FLOPS, MACHINE, MODEL, RANKS, TOKENS, TP, UNSEEN, WIDTH, card, seconds_of, step_at
 
@@ -43,10 +45,8 @@ def unseen_exercise() -> Exercise:
 
 def busiest(seconds: Iterable[float], owners: int) -> float:
     """Seconds of the busiest owner if the costliest matrices are dealt out first, as lesson 11 does."""
-    load = [0.0] * owners
-    for each in sorted(seconds, reverse=True):
-        load[load.index(min(load))] += each
-    return max(load)
+    costs: Sequence[Any] = list(seconds)
+    return max(loads_of(costs, longest_first(costs, [0] * owners), owners))
 
 
 def enough_owners(seconds: Sequence[float]) -> int:
@@ -165,7 +165,6 @@ def fits_exercise() -> Exercise:
     cases = [(10, 8, 3, 1, False), (10, 8, 3, 4, False), (10, 8, 3, 4, True), (64, 8, 1, 2, True)]
 
     def of(counted: Callable[[int, bool], int]) -> Callable[..., float]:
-        """A mistake that counts other bytes for each token and hidden entry, with these layers."""
         return lambda tokens, hidden, layers, tp, again: counted(layers, again) * tokens * hidden / tp
 
     slips = (
@@ -199,9 +198,8 @@ def judge_tokens(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
     every = (tokens_of(place, dp) for place in range(dp))
     sent = [(tuple(t), e) for pair in every for t, e in zip(*(each.tolist() for each in pair), strict=True)]
     for rank, came in enumerate(outputs):
-        if not isinstance(came, Tensor) or came.ndim != 2 or came.shape[1] != 2:
-            got = f"shape {tuple(came.shape)}" if isinstance(came, Tensor) else type(came).__name__
-            return f"Rank {rank} returned {got}; its expert's tokens are rows of two entries."
+        if not isinstance(came, Tensor) or came.shape[1:] != (2,):
+            return f"Rank {rank} must return tokens, in rows of two, not {getattr(came, 'shape', came)}."
         found, place = list(map(tuple, came.tolist())), rank // tp
         due = [token for token, expert in sent if expert == place]
         others = {token for token, expert in sent if expert != place}

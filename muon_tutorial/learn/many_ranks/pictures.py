@@ -46,7 +46,7 @@ def hero() -> Picture:
     _say_machine(figure)
     told = "; ".join(
         f"{step.ranks:,} ranks: {say_seconds(step.seconds())}, busiest owner {say_seconds(step.busiest)}, "
-        f"latency {say_seconds(step.latency)}"
+        f"latency {say_seconds(step.estimate.latency)}"
         for step in found
     )
     last, file = found[-1], f"the file of {find_machine(MACHINE).name}"
@@ -66,7 +66,7 @@ def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -
     curves = (
         ("the whole step", [step.seconds(links) for step in found], INK, "-", 2.4),
         ("bytes in transit", [step.transfer(links) for step in found], QUIET, "-", 1.4),
-        ("latency", [step.latency for step in found], OTHER, "-", 1.8),
+        ("latency", [step.estimate.latency for step in found], OTHER, "-", 1.8),
         ("busiest owner", busiest, MUON, "-", 2.4),
         ("a fair share", fair, MUON, "--", 1.4),
     )

@@ -21,6 +21,7 @@ from ...timing.models import find_model
 from ...timing.recommend import say_seconds
 from ...timing.step_cost import StepEstimate, averaged_at_once, estimate, estimate_adamw
 from ..first_muon.exercises import in_shares
+from ..first_muon.exercises import shares_by_index as shares_by_index
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
@@ -77,11 +78,6 @@ class StepAtScale:
         """While the busiest owner works, an owner is idle for this fraction of the time, on average."""
         return 1 - self.fair / self.busiest
 
-    @property
-    def latency(self) -> float:
-        """Seconds of the step that more bandwidth does not shorten."""
-        return self.estimate.latency
-
     def seconds(self, links: float = 1.0) -> float:
         """Seconds of the whole step if all links were ``links`` times as fast."""
         return self.estimate.seconds_at(links)
@@ -89,7 +85,7 @@ class StepAtScale:
     def transfer(self, links: float = 1.0) -> float:
         """Seconds in which bytes are in transit."""
         computed = self.busiest + self.estimate.copy + self.estimate.others
-        return self.seconds(links) - computed - self.latency
+        return self.seconds(links) - computed - self.estimate.latency
 
 
 @cache
@@ -136,17 +132,13 @@ def steps(model: str = MODEL) -> list[StepAtScale]:
     return [step_at(model, ranks) for ranks in RANKS]
 
 
-def _predicted() -> str:
-    return f"(predicted, by the file of {find_machine(MACHINE).name})"
-
-
 def say_steps(model: str = MODEL) -> str:
     lines = [f"{'ranks':>7}{'owners':>8}{'idle':>7}{'busiest':>10}{'latency':>10}{'step':>9}"]
     for step in steps(model):
-        busiest, latency, whole = map(say_seconds, (step.busiest, step.latency, step.seconds()))
+        busiest, latency, whole = map(say_seconds, (step.busiest, step.estimate.latency, step.seconds()))
         counts = f"{step.ranks:>7,}{step.owners:>8,}{step.idle_owners:>7,}"
         lines.append(f"{counts}{busiest:>10}{latency:>10}{whole:>9}")
-    return "\n".join([*lines, _predicted()])
+    return "\n".join([*lines, f"(predicted, by the file of {find_machine(MACHINE).name})"])
 
 
 @cache
@@ -201,9 +193,3 @@ def say_experts() -> str:
         shares = f"{in_shares(work):.2f} fair shares"
         lines.append(f"{name:24}{len(matrices):>10,}{owners:>8,}{shares:>22}")
     return "\n".join([*lines, "(Each place along ep has other experts, and owners of its own.)"])
-
-
-def found_shares() -> dict[str, float]:
-    """The busiest owner's fair shares if all dense matrices of the mixture of experts were alike."""
-    alike = [1] * len(stage_matrices(find_model(EXPERTS), tp=TP, ep=PLACES)[0])
-    return {"alike": round(in_shares([sum(alike[owner::OWNERS]) for owner in range(OWNERS)]), 2)}

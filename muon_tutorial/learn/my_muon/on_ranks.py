@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from ... import zeropower_via_newtonschulz
 from ...errors import UsageError
 from ...worlds.live import gather_objects
+from ..cuts.on_ranks import cut
 from ..exercises.on_real_ranks import watching
 
 TRIED = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
@@ -44,14 +44,6 @@ def load_file(path: str | Path) -> ModuleType:
     with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look up their module there
         spec.loader.exec_module(module)
     return module
-
-
-def cut(whole: Tensor, kind: str, place: int, tp: int) -> Tensor:
-    """One tp rank's rows (``"column"``) or columns (``"row"``) of a matrix, as torch chunks them."""
-    dim = int(kind == "row")
-    most = math.ceil(whole.shape[dim] / tp)
-    begin = min(place * most, whole.shape[dim])
-    return whole.narrow(dim, begin, min(most, whole.shape[dim] - begin)).clone()
 
 
 @contextmanager

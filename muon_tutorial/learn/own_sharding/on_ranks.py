@@ -22,8 +22,9 @@ from ...launching.errors_of_lost_ranks import in_one_line, is_about_lost_rank
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
+from ..cuts.on_ranks import cut
 from . import three_functions
-from .three_functions import State, ThreeFunctions, rows_of
+from .three_functions import State, ThreeFunctions
 from .transfers import TransferNotes
 
 PATIENCE = 6.0
@@ -45,11 +46,6 @@ def whole_matrix(shape: tuple[int, int], *numbers: int) -> Tensor:
     """A random float32 matrix; the same numbers give the same matrix on every rank."""
     seed = sum(number * 1009**place for place, number in enumerate(numbers))
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
-    """The rows of a whole matrix that one position holds."""
-    return tensor.split(rows_of(len(tensor), ranks))[position].clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ class _Trial:
         return whole_matrix(shapes_of(self.dp)[index], index, self.rank % self.tp, self.seed, *more)
 
     def mine(self, tensor: Tensor) -> Tensor:
-        return rows_at(tensor, self.rank // self.tp, self.dp)
+        return cut(tensor, "column", self.rank // self.tp, self.dp)
 
     def ask_for_owners(self) -> None:
         """Call ``assign``, and go on if all ranks have valid and equal answers."""
@@ -254,14 +250,14 @@ def run_loop(
 def _loop_by_hand(rank: int, step: Callable, functions: ThreeFunctions, seed: int) -> tuple[bool, int]:
     ranks = dist.get_world_size()
     wholes = [whole_matrix(shape, index, seed).bfloat16() for index, shape in enumerate(shapes_of(ranks))]
-    momenta = [rows_at(whole, rank, ranks) for whole in wholes]
+    momenta = [cut(whole, "column", rank, ranks) for whole in wholes]
     params = [torch.zeros(momentum.shape) for momentum in momenta]
     everybody = [list(range(ranks))] * len(params)
     state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks), "holders": everybody}
     owners = functions.assign(params, state)
     with TransferNotes() as notes:
         step(params, momenta, owners, config_of(functions, state), LR)
-    due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
+    due = [cut(-LR * zeropower_via_newtonschulz(whole), "column", rank, ranks).float() for whole in wholes]
     return all(map(torch.equal, params, due)), notes.calls
 
 
@@ -287,7 +283,7 @@ def bad_rows(ranks: int) -> int:
 def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None]:
     ranks = dist.get_world_size()
     shape = (bad_rows(ranks), 6)
-    mine = rows_at(whole_matrix(shape, seed), rank, ranks)
+    mine = cut(whole_matrix(shape, seed), "column", rank, ranks)
     state = {"group": dist.group.WORLD, "shapes": [shape], "param_idx": 0, "local_shape": tuple(mine.shape)}
     full = three_functions.gather(mine, ranks - 1, state)
     return len(mine), None if full is None else "tensor"
@@ -339,7 +335,7 @@ def _partial(rank: int, seed: int) -> list[str]:
 
 def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
     ranks, shape = dist.get_world_size(), (SIDE, SIDE)
-    param = torch.nn.Parameter(rows_at(torch.zeros(shape), rank, ranks))
+    param = torch.nn.Parameter(cut(torch.zeros(shape), "column", rank, ranks))
     whole = torch.nn.Parameter(torch.zeros(shape))
     state = {"group": dist.group.WORLD, "shapes": [shape], "params": [param]}
     config = config_of(ThreeFunctions(gather=gather_fn), state)
@@ -348,7 +344,7 @@ def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
     for step in range(STEPS):
         before = param.detach().clone(), whole.detach().clone()
         whole.grad = whole_matrix(shape, seed, 1 + step)
-        param.grad = rows_at(whole.grad, rank, ranks)
+        param.grad = cut(whole.grad, "column", rank, ranks)
         muon.step()
         alone.step()
         mine = torch.cat(gather_objects(param.detach() - before[0]))
