@@ -236,7 +236,7 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # </details>
 #
-# So at 16,384 ranks, trust the planner's counts, such as idle owners and bytes, more than its seconds.
+# So with many ranks, trust the planner's counts, such as idle owners and bytes, more than its seconds.
 #
 # ## Recap
 #
@@ -266,7 +266,7 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The floor is reached with equally many owners, whatever tp is. But with tp=4 only four ranks make an owner.
+# The floor is reached with equally many owners, whatever tp is. But with tp=4 an owner is half as many ranks.
 #
 # ```python
 # answers = {"idle": 16384 // 8 - 7 * 80, "ranks": 4 * enough_owners(lesson.seconds_of(lesson.MODEL)), "cards": 8 // 2}
