@@ -242,7 +242,10 @@ test_tokens_that_do_not_reach_their_experts_are_told_why = judged(
             (on_ranks.to_experts, PASSES),
             (in_another_order, PASSES),
             (unsorted, "for another expert. all_to_all_single cuts its input into runs"),
-            (as_many_as_it_sends, "which takes 2 from it. Who told it how many come?"),
+            (
+                as_many_as_it_sends,
+                "rank 0 sends rank 2 rows: 1. That rank takes 2 from it. Who told it",
+            ),
             (without_group, "without group=group, all_to_all_single is a call of all ranks of the grid"),
             (
                 lists_swapped,

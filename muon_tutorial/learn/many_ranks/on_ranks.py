@@ -75,6 +75,6 @@ def _check_splits(due: dist.ProcessGroup, call: Callable[..., Any], /, *given: A
     for sender, receiver in product(range(len(every)), repeat=2):
         sent, taken = every[sender]["input"][receiver], every[receiver]["output"][sender]
         if sent != taken:
-            said = f"rank {ranks[sender]} sends {sent} rows to rank {ranks[receiver]}, which takes {taken}"
+            said = f"rank {ranks[sender]} sends rank {ranks[receiver]} rows: {sent}. That rank takes {taken}"
             raise MismatchError(f"{said} from it. Who told it how many come?")
     return call(*given, **named)
