@@ -176,7 +176,7 @@ print(lesson.say_events(mine))
 
 # %% [markdown]
 # A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
-# that thread's. The table calls it a **kernel**, which does the work on a GPU. There, CPU and GPU also get an
+# that thread's. The table calls it a kernel, which does the work on a GPU. There, CPU and GPU also get an
 # **annotation**, a label over a stretch of time. So each collective leaves four events, as in one step of the report's
 # asynchronous run (rank 0 of four RTX A4000):
 
