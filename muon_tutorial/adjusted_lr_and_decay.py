@@ -95,11 +95,11 @@ def decay_and_add(
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted rate.
 
     If ``shard`` is given, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any
-    shape. If the whole matrix is contiguous, the part gets the bits that one call on the whole matrix, with
-    one thread, would give it. The whole update must have the memory layout of torch's Newton–Schulz, which is
-    column-major for a tall matrix, or with ``by_rows`` the row-major layout of recipes. With more threads,
-    torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other elements go through
-    the scalar loop.
+    shape. If the whole matrix is contiguous, the part gets the same bits as in one call on the whole matrix
+    with one thread. The whole update must have the memory layout of torch's Newton–Schulz, (column-major for
+    a tall matrix) or, with ``by_rows``, the row-major layout of recipes. With more threads, torch splits a
+    bfloat16 matrix of more than 32,768 elements at other places, so other elements go through the scalar
+    loop.
 
     Raises:
         UsageError: the parameter, the update and the range differ in size.
@@ -136,8 +136,8 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add a part's update, with the bits of a step over the whole matrix: there, only the last, partial block
-    goes through the scalar loop.
+    """Add a part's update, with the same bits as a step over the whole matrix, where only the last, partial
+    block goes through the scalar loop.
     """
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK

@@ -161,7 +161,7 @@ class HelperFunctions:
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> Sequence[MeshParameters]:
         """Return the meshes that parameters lie on, and how each parameter is cut on its mesh."""
         if "on_meshes" not in state or not same_tensors(state["on_meshes"][0], params):
-            indices = state.get("indices", range(len(params)))  # the optimizer's, if it makes this call
+            indices = state.get("indices", range(len(params)))  # set if the optimizer makes this call
             state["on_meshes"] = tuple(params), self._read(params, indices)
         return state["on_meshes"][1]
 
@@ -169,7 +169,7 @@ class HelperFunctions:
         """Assign each parameter to one of the ranks that hold it, so that ranks have about equal work.
 
         The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
-        from an earlier mesh counts only if that mesh contains all ranks of the new mesh, because other ranks
+        on an earlier mesh counts only if that mesh contains all ranks of this mesh, because ranks outside it
         do not know its owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []

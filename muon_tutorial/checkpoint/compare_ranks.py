@@ -47,7 +47,7 @@ def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Raise an error if ranks disagree on something that they are about to save; warn of other ``extra``."""
+    """Raise an error if ranks disagree on what they are about to save; warn if ``extra`` differs."""
     said: dict[str, tuple[int, Any]] = {}
 
     def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:

@@ -242,7 +242,7 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
         for each, attributes in before:
             vars(each).clear()
             vars(each).update(attributes)
-            if isinstance(each, Muon):  # its ranks make their steps anew together, loaded or not
+            if isinstance(each, Muon):  # all ranks make new steps, also those that had not loaded
                 each.restore(each.state, each.param_groups)
                 each.guard.was_loaded()
         _let_step(stepping)

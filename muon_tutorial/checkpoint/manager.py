@@ -38,7 +38,7 @@ from .verify_files import damage_of, open_checkpoint
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST, _MOST_NAMED = 2**16, 1000  # bytes and checkpoints that ``latest`` may have
+_LONGEST, _MOST_NAMED = 2**16, 1000  # most bytes of ``latest``, and most checkpoints that it names
 _STEP = re.compile(r"step-(\d{8,})")
 _process = cache(lambda: uuid.uuid4().hex)  # the last line of each ``latest`` that this process writes
 
@@ -53,9 +53,9 @@ class CheckpointManager:
     Args:
         folder: made when the first checkpoint is saved.
         keep: how many complete checkpoints to keep: the one saved last, and those of the steps closest before
-            it. If this manager loaded an earlier step, abandoned checkpoints come after the run's own. Older
-            ones are removed. Anything else in the folder stays, such as a checkpoint that is being copied
-            there.
+            it. If this manager loaded an earlier step, the checkpoints abandoned after that step count as
+            older than the run's own. Older ones are removed. Anything else in the folder stays, such as a
+            checkpoint that is being copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -183,8 +183,10 @@ class CheckpointManager:
         return None
 
     def _newest_first(self) -> list[int]:
-        """The steps, newest first. Steps that ``latest`` does not name come later, and those after the newest
-        that it names last: they may have been saved before the run was resumed from an earlier step."""
+        """The steps, newest first: those that ``latest`` names, then other steps before the newest of these.
+
+        Later steps come last: they may have been saved before the run was resumed from an earlier step.
+        """
         run = _steps_of(self._latest())
         last = max(run, default=math.inf)
         return sorted(set(self._steps()), key=lambda step: (step not in run, step > last, -step))

@@ -130,7 +130,7 @@ class Meeting:
             self._give_up(stage, self._absent(stage))
         verdict: bytes = self.store.get(key)
         if verdict == _CLAIMED:
-            late = f"rank 0, which decides last, {self._too_late(stage)}; it may still decide"
+            late = f"rank 0, which decides for all ranks, {self._too_late(stage)}, but may still decide"
             return _REFUSED + late.encode()
         return verdict
 

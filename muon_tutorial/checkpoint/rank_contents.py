@@ -138,7 +138,7 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     _check_live(muon)
     at = next((step.at for step in steps), Grid((), ()).at(0))
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # after a forward without a backward, the root's are not sharded
+        if isinstance(module, FSDPModule):  # a forward without a backward leaves the root's parameters whole
             module.reshard()
     named = [*_named(model.named_parameters(), model, rename)]
     buffers = [*_named(_buffers(model), model, rename)]

@@ -92,8 +92,8 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Abreast(Idle):
-    """A request for nothing, at which one rank's walks of a round let each other catch up; ranks do not wait.
-    See ``order.abreast``."""
+    """A request for nothing: the walk pauses until this rank's other walks of the round have got here, too.
+    It waits for no other rank. See ``order.abreast``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

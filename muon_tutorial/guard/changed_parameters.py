@@ -41,7 +41,7 @@ class Changed(Flag):
     STATE = auto()
     """An entry of the state, or the momentum in it, was replaced, or the momentum's dtype has changed."""
     KINDS = auto()
-    """A parameter's dtype, device, shape or ``grad_dtype`` has changed, or its split into matrices."""
+    """A parameter's dtype, device, shape, ``grad_dtype`` or split into matrices has changed."""
     PARAMETERS = auto()
     """A parameter was replaced by another tensor."""
 
@@ -165,8 +165,8 @@ def follow_changes(
 def check_alternation(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: Mapping[Tensor, Any]
 ) -> None:
-    """Raise ``UsageError`` if other lines are interleaved in a parameter than before, and ranks keep slices
-    of it.
+    """Raise ``UsageError`` if a parameter's interleaved ``parts`` have changed, and ranks keep slices of its
+    momentum.
 
     A slice would then hold other elements. Other changes of ``parts`` also change ``kept`` in the state, so
     they are refused when the step is made.
@@ -222,7 +222,7 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
     """Copy a saved tensor to its parameter's device, in a dtype that holds the values of both dtypes."""
     saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
-    if not isinstance(param, Tensor):  # torch's load_state_dict() also leaves state without a parameter
+    if not isinstance(param, Tensor):  # like torch's load_state_dict(), keep state that has no parameter
         return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)

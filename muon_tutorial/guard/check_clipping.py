@@ -18,8 +18,8 @@ CLIP_BY_HAND = (
     "ready_gradients() cannot clip gradients on several meshes, with a config's own functions, or of plain "
     "parameters beside shards that were cut by hand: before step(), clip by the norm of the whole model. "
     "torch.nn.utils.clip_grad_norm_ does so only for whole parameters, or DTensors on one mesh. Otherwise, "
-    "get each mesh's norm from torch.nn.utils.get_total_norm (for plain shards, each rank's, and add up "
-    "their squares over the ranks), take the root of the sum of the squares, and pass it to "
+    "get each mesh's norm from torch.nn.utils.get_total_norm (for plain shards, on each rank, and add up "
+    "the squares over the ranks), take the root of the sum of the squares, and pass it to "
     "torch.nn.utils.clip_grads_with_norm_ for each mesh"
 )
 
@@ -38,9 +38,9 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
 def refused_beside(
     steps: Sequence[MeshStep], params: Sequence[Tensor], max_norm: float | None = None
 ) -> UsageError | None:
-    """Return an error if ``params``, which Muon does not step, cannot be averaged or clipped with its own.
+    """Return an error if ``params``, which Muon does not step, cannot be averaged or clipped with Muon's.
 
-    This looks once at each kind of DTensor, and at the ranks that hold the pieces of this rank's copy.
+    One DTensor per mesh and set of cuts is checked: which ranks hold the pieces of this rank's copy.
     """
     plain = [it for it in params if not isinstance(it, DTensor)]
     if max_norm is not None and plain and cut_by_hand(steps).keys() - {"tp"}:
@@ -78,7 +78,7 @@ def cut_by_hand(steps: Sequence[MeshStep]) -> dict[str, list[Tensor]]:
 
 
 def warn_of_copies(steps: Sequence[MeshStep], params: Sequence[Tensor]) -> bool:
-    """Warn, and return True, if a norm counts parameters as copies along tp that tp may have cut."""
+    """Warn and return True if tp may have cut parameters that a norm counts as copies along tp."""
     plain = [it for it in params if not isinstance(it, DTensor)]
     unsaid = [it for it in plain if getattr(it, "partition_dim", None) is None]
     warns = bool(unsaid) and "tp" in cut_by_hand(steps)

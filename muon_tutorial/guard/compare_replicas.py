@@ -41,7 +41,7 @@ OWN = (
 )
 
 OTHERS = frozenset({"dp", "tp", "fsdp", "ep", "pp"})
-"""Axes along which plain parameters of AdamW are compared as copies, or may be cut, or each rank's own."""
+"""Along these axes, AdamW's plain parameters are compared, may be cut, or may be each rank's own."""
 
 PLAIN = (
     "this parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the root, "
@@ -92,12 +92,12 @@ def compare_replicas(
     sums.
 
     The companions' DTensors are compared if their mesh's dimensions are axes of the mesh of one of ``steps``.
-    Along axes that its mesh lacks (``dp`` only if assumed), a DTensor of Muon or a companion may be each
-    rank's own, so a warning names one that differs. The companions' plain parameters must be the same along
-    ``dp``, and along ``tp`` if their ``partition_dim`` is negative; along an axis of a name that says nothing
-    of cuts, a warning names one that differs. Plain parameters among DTensors may
-    differ, because each rank may have its own parameters. FSDP2 does not average the gradients of plain
-    parameters, so a warning names a parameter that differs.
+    A DTensor of Muon or a companion may be each rank's own along axes that its mesh lacks (along ``dp`` only
+    if ``dp`` is assumed), so a warning names one that differs. The companions' plain parameters must be the
+    same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative; along an axis whose name is
+    not in ``OTHERS``, a warning names one that differs. Plain parameters among DTensors may differ, because
+    each rank may have its own parameters. FSDP2 does not average the gradients of plain parameters, so a
+    warning names a parameter that differs.
 
     ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
     whose gradients are averaged together with Muon's gradients. All ranks must call this. Returns the result
@@ -357,8 +357,8 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Other pieces of the parameter mostly look like this one, so they may show which of its copies is
-        # right.
+        # Ranks with other pieces of the parameter mostly have the same name and shape, so they may show
+        # which copy is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "

@@ -49,7 +49,7 @@ class GradientHooks:
         """
         marked = [*params, *beside]
         if not any(mesh.step.averages for mesh in made):
-            cut = cut_by_hand(made)  # ready_gradients() can clip what only tp cuts
+            cut = cut_by_hand(made)  # if only tp cuts matrices, ready_gradients() can clip them
             marked = cut["tp"] if cut.keys() == {"tp"} and not any(mesh.own_along for mesh in made) else []
         if made is self._made and same_tensors(marked, self._marked):
             return

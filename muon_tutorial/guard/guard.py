@@ -14,7 +14,7 @@
               └──────────────── before_step() ─────────────────┘
 
 Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
-it is the same step. If a step is refused whose gradients were not readied, the state is ``OPEN`` again. If a
+it is the same step. If a step without ``ready_gradients()`` is refused, the state is ``OPEN`` again. If a
 call fails halfway, the state stays ``STEPPING``, and the next call begins anew. ``after_step`` checks
 nothing: it counts the step, and records which gradients the step has used.
 """
@@ -57,7 +57,7 @@ class State(Enum):
     OPEN = "gradients are as backward() leaves them, and may change"
     READY = "gradients are averaged and clipped, and must not change"
     NOT_FINITE = "ready_gradients() found a gradient that is not finite, and changed nothing"
-    STEPPING = "gradients are averaged or parameters written; after a call, it has failed halfway"
+    STEPPING = "a call averages gradients or writes parameters, or the last call failed while it did so"
 
 
 @dataclass(eq=False)
@@ -156,7 +156,7 @@ class Guard:
             largest = max(steps, key=lambda mesh: mesh.step.ranks.size, default=None)
             for mesh in steps:  # all meshes agree before any of them changes
                 yield from mesh.step.agree(fingerprint, beside if mesh is largest else ())
-        one = steps[0].step if len(steps) == 1 else None  # only this mesh's ranks agree on what is present
+        one = steps[0].step if len(steps) == 1 else None  # ranks of one mesh agree on which gradients exist
         present = (one.present if isinstance(one, PlanStep) else None) or frozenset()
         begins = self.compare_every is not None and not present <= self.compared  # first gradients
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
@@ -171,7 +171,7 @@ class Guard:
             warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
                 warn_of_others_gradients(params_of(optimizer), self.world)
-            if self.steps.alone:  # a process group may have been made since, whose ranks have other recipes
+            if self.steps.alone:  # a process group made since then may have ranks with other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state, self.is_halfway = State.STEPPING, True
         return steps
@@ -347,7 +347,7 @@ class Guard:
             "compare_every": str(self.compare_every),
             "the number of steps since the optimizer was made or loaded": str(self.steps_done),
             "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
-            "the number of steps that the momentum has taken in": ", ".join(map(str, sorted(moves))),
+            "the number of steps that have updated the momentum": ", ".join(map(str, sorted(moves))),
             "whether the optimizer has stepped or loaded a state": str(not self.is_new),
             "whether the state was replaced": str(Changed.STATE in changed),
             "the optimizer's number among the Muons of this mesh": str(self.number),

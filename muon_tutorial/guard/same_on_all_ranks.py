@@ -1,9 +1,10 @@
 """Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them across ranks, and says what differs on which rank. For a new check of a
-value in the groups, add its key to ``HYPERPARAMETERS``; add a line to ``compared_texts`` if its text never
-changes, or only with the groups or the state, and otherwise a line to ``Guard.fingerprint``, which runs in
-every step. Ranks send one hash of all texts, so an error shows only its own rank's text.
+``step/agreement.py`` compares them across ranks, and says what differs on which rank. To compare another
+value in the groups, add its key to ``HYPERPARAMETERS``. To compare another text, add a line to
+``compared_texts`` if the text never changes, or changes only with the groups or the state; otherwise add a
+line to ``Guard.fingerprint``, which runs in every step. Ranks send one hash of all texts, so an error shows
+only its own rank's text.
 """
 
 from __future__ import annotations

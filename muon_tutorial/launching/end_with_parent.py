@@ -52,6 +52,6 @@ def _outlive(parent: int, says: str) -> NoReturn:
     with contextlib.suppress(OSError):
         ready = select.poll()
         ready.register(2, select.POLLOUT)
-        if ready.poll(0):  # a pipe may be full without a reader, and a write to it would block
+        if ready.poll(0):  # if a pipe is full and nobody reads it, a write would block
             os.write(2, f"{says}\n".encode())
     os._exit(1)

@@ -106,8 +106,8 @@ def names_of_job(agents: Iterable[object]) -> list[str]:
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether ``names``, which earlier ranks noted, are of this job: one of them is the name of one of
-    its agents.
+    """Return whether ``names``, which earlier ranks noted, belong to this job: they contain the name of one
+    of its agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """

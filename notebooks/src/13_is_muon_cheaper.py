@@ -177,8 +177,8 @@ print(lesson.say_events(mine))
 # %% [markdown]
 # A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
 # that thread's. The table calls it a kernel, which does the work on a GPU. There, CPU and GPU also get an
-# **annotation**, a label over a stretch of time. So each collective leaves four events, as in one step of the report's
-# asynchronous run (rank 0 of four RTX A4000):
+# **annotation**, a label over a stretch of time. So each collective leaves four events, as in a step of the report's
+# asynchronous run:
 
 # %%
 events = lesson.gpu_step()
@@ -291,8 +291,8 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# The 1.1 % is only the CPU's *call*. The kernels that it queues fill more than half of the GPU's span. And 0.57 hardly
-# changes, because both runs were counted about twice. Did both do the same work?
+# The 1.1 % is only the CPU's *call*. The kernels that it queues fill more than half of the GPU's span. 0.57 hardly
+# changes: both runs were counted about twice. Did both do the same work?
 
 # %%
 print(lesson.say_bytes())

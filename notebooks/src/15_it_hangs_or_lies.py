@@ -126,8 +126,7 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up. It was
-# recorded before its two lowest functions moved to another file.)
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up.)
 
 # %%
 print(lesson.recorded_dump())

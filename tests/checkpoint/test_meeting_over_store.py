@@ -144,7 +144,7 @@ def test_a_rank_0_that_is_lost_while_it_decides_is_named() -> None:
             let_go.set()
 
     found = together(meetings(2, timeout=0.3), act)
-    late = "rank 0, which decides last, did not write within 0.3 s (a test); it may still decide"
+    late = "rank 0, which decides for all ranks, did not write within 0.3 s (a test), but may still decide"
     assert str(found[1]) == late
 
 

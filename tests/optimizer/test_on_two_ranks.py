@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Case, type[TutorialError], str]] = {
     "loaded from other steps": (
         partial(loaded, (0, 1)),
         MismatchError,
-        "the number of steps that the momentum has taken in",
+        "the number of steps that have updated the momentum",
     ),
     "loaded in one process": (loaded_in_one_process, UsageError, "one rank's slice, saved with a strategy"),
     **{
