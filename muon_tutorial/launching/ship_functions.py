@@ -49,7 +49,7 @@ def unpack_error(data: bytes | None) -> BaseException | None:
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Return the lines of code without a file, such as cells, by the file name that tracebacks show."""
+    """For code without a file, such as a cell, map the file name in tracebacks to the code's lines."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())

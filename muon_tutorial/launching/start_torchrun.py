@@ -3,9 +3,9 @@
 Knows torchrun's command line, and nothing about the script. ``run_agent``, which is ``python -m muon_tutorial
 torchrun``, differs from plain torchrun in four ways. ``run_agent`` can restart ranks on several machines;
 plain torchrun needs ``OWN_STORE`` in its environment for that. If a signal or an error ends the job,
-``run_agent`` prints one line; torchrun would print a traceback and exit with 1. At Ctrl-C the ranks of
-``TRAIN``'s programs get SIGTERM. And SIGUSR1 and SIGUSR2, which kill plain torchrun, are passed on to the
-ranks.
+``run_agent`` prints one line; torchrun would print a traceback and exit with 1. At Ctrl-C, ranks that run a
+program in ``TRAIN`` get SIGTERM instead of SIGINT. And SIGUSR1 and SIGUSR2, which kill plain torchrun, are
+passed on to the ranks.
 """
 
 from __future__ import annotations

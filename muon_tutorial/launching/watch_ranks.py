@@ -23,8 +23,8 @@ from .spawn import SpawnedRanks
 
 _TICK = 0.05  # Seconds between two looks at the processes, because not every change wakes this loop.
 _GRACE = 0.4  # Seconds for the other ranks to report what they saw, after one has failed.
-_DYING = 1.0  # More seconds for a rank to end after its connections have closed.
-_REVIVING = 5.0  # More seconds for a stopped rank while others run: another rank may continue it.
+_DYING = 1.0  # Seconds, after ``_GRACE``, for a rank to end if its connections have closed.
+_REVIVING = 5.0  # Seconds added to the timeout of a stopped rank while others run, which may wake it.
 _ANSWER = 1.5  # Seconds for a rank to say where it is: on a busy machine 0.3 were too few.
 _LEAVING = 5.0  # Seconds for a rank to close its groups and end.
 _STARTING = 120.0  # Seconds for the processes to start: torch may be on a slow disk.

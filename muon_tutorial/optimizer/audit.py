@@ -143,7 +143,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What this rank sends: all its tensors, or only gradients of micro-batches if it ``is_whole``."""
+        """What this rank sends: if ``is_whole``, only gradients of micro-batches, else all its tensors."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])

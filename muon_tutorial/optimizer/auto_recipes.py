@@ -166,8 +166,8 @@ def _stepping_together(mesh: MeshStep, source: Source) -> tuple[int, dist.Proces
     """Return how many processes share the step, and the process group that they form.
 
     Raises:
-        UsageError: it is unknown which processes must agree: there are several processes, and either each
-            steps without the others (as under DDP), or the mesh has only some of them.
+        UsageError: it is unknown which processes must agree, because each of several processes steps alone
+            (as under DDP), or the mesh has only some of them.
     """
     count, ranks, group = count_processes(), 1, None
     if isinstance(mesh.world, LiveWorld):

@@ -25,7 +25,7 @@ GROUP_BY_GROUP = re.compile(
 """Attention classes that fuse by groups: all q that share a k and a v, then that k, then that v."""
 
 KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.", "litgpt.")
-"""Libraries whose layers named like ``qkv`` hold q, then k, then v, except in ``GROUP_BY_GROUP`` classes."""
+"""Libraries in which layers such as ``qkv`` hold q, then k, then v, except in ``GROUP_BY_GROUP`` classes."""
 
 ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
 """Expert classes whose gate and up alternate line by line."""
@@ -97,7 +97,7 @@ class FusedWeight:
 
 
 def class_of(module: nn.Module) -> type:
-    """Return a module's own class. FSDP2 and parametrizations put a class of torch's in front of it."""
+    """Return a module's own class. FSDP2 and parametrizations put classes of torch before it in the MRO."""
     torchs = ("torch.distributed.", "torch.nn.utils.parametrize")
     return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(torchs))
 

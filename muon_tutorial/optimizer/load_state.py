@@ -93,7 +93,7 @@ def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:
 
 
 def _spelled(said: Any) -> Any:
-    """Return ``parts`` in one spelling, where there are two; a ``transposed`` is returned as it is."""
+    """Return ``parts`` in one form, even if it can be written in two; return ``transposed`` unchanged."""
     return ("heads", said) if type(said) is int else None if said == "flatten" else said
 
 

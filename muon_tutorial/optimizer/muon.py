@@ -72,13 +72,13 @@ class Muon(torch.optim.Optimizer):
             ``create_dtensor_config``, in place of ``strategy`` and ``mesh``.
         tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if they are whole.
             A mapping from the parameter's index, or a function of index and parameter, gives a ``tp_dim`` to
-            each. Indices stay when parameters leave. An attribute ``partition_dim`` takes precedence;
-            ``partition_sizes`` lists an uneven cut.
+            each. A parameter keeps its index when others leave. An attribute ``partition_dim`` takes
+            precedence; ``partition_sizes`` lists an uneven cut.
         window: how many rounds may be in flight at once: with three, one travels to its owners, one is
             orthogonalized, and one travels back. A group of one dtype below ``round_bytes`` is one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
-            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Belongs to a parameter group.
+            ``"stack"`` for experts, or ``"flatten"`` for convolutions. A group may set its own ``parts``.
         transposed: whether a group's weights are stored as (in, out), as in Hugging Face's ``Conv1D``.
             For such weights, the learning rate is scaled by outputs and inputs, and ``parts`` counts columns.
         initial_values: what the constructor does if several ranks hold copies of the same parameter.
@@ -263,7 +263,7 @@ class Muon(torch.optim.Optimizer):
         """Whether ``step()`` itself skips when gradients overflow; ``GradScaler`` reads this.
 
         Ranks must skip together, because a rank that skipped alone would hang the rest. For DTensors this is
-        False: ``GradScaler`` asks all their ranks, and Lightning would not clip if the optimizer could skip.
+        False: ``GradScaler`` itself asks all their ranks, and Lightning clips only if this is False.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))
 

@@ -35,7 +35,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 VECTORS = ("bias", "gain", "state-space parameter")
-"""The reasons of parameters that scale or shift activations, so they are vectors even as matrices."""
+"""The verdicts' reasons for parameters that count as vectors even if they have two or more dimensions."""
 
 IN_TRAINER = (
     "in transformers' Trainer, wrap it in a lambda: "
@@ -205,9 +205,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of ``from_model``'s model, each to Muon or to AdamW as the model's split says.
 
-        The group's hyperparameters apply to both optimizers, but AdamW gets none that only Muon has, and
-        without ``decay_vectors`` vectors do not decay. If ranks step together, the next step compares the
-        parameters' values.
+        The group's hyperparameters apply to both optimizers, except that AdamW gets none that only Muon has.
+        If ``decay_vectors`` is False, weight decay does not apply to vectors. If ranks step together, the
+        next step compares the parameters' values.
 
         Raises:
             UsageError: a parameter is not in that model, so only the caller knows which optimizer it needs.

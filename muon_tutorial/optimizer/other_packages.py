@@ -210,7 +210,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _share(rate: Any, its: Format) -> float:
-    """The factor that turns a package's momentum, of which a step keeps ``rate``, into a moving average."""
+    """The factor that turns a package's momentum (``rate`` of it is kept) into a moving average."""
     return 1 - float(rate) if its.is_sum else 1.0
 
 

@@ -133,8 +133,9 @@ def split_parameters(
         parts: the layouts of weights that hold several matrices, by patterns as in ``exclude``; the first
             match counts. A tied weight may go by any of its names.
             ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix. Gains and
-            stacks that are named here go to Muon. A warning lists parameters that may be tables, another
-            names patterns of ``parts`` and ``transposed`` without effect, which match only AdamW's weights.
+            stacks that are named here go to Muon. One warning lists parameters that may be tables. Another
+            lists patterns of ``parts`` and ``transposed`` that have no effect, because they match only
+            AdamW's weights.
         transposed: patterns of more weights that are stored as (in, out), for ``x @ w``; the parts of such a
             weight are columns.
         include_frozen: whether to treat frozen parameters like all others.
@@ -401,8 +402,8 @@ def _is_in_head(it: _Holding) -> bool:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether a module runs unlike modules in turn, such as a normalization and a model, so its numbers count
-    no layers."""
+    """Whether a module runs modules of different classes in turn, such as a normalization and a model. The
+    numbers in their names are not the numbers of layers."""
     return isinstance(module, nn.Sequential) and len({*map(class_of, module)}) == len(module) > 1
 
 

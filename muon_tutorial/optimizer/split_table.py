@@ -113,7 +113,7 @@ class ParameterSplit:
 
 
 def open_questions(split: ParameterSplit, experts: str | None) -> Iterator[str]:
-    """Yield what the model leaves open, each with what to pass to ``split_parameters``.
+    """Yield a text for each open question, with the argument of ``split_parameters`` that answers it.
 
     ``experts`` is the option of that name.
     """

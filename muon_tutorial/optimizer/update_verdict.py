@@ -284,8 +284,8 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """Sum the micro-batches' updates. Each micro-batch also updates the momentum; with a ``rate`` of 0, no
-    update uses it."""
+    """Sum the micro-batches' updates. Each micro-batch also updates the momentum; with a ``rate`` of 0,
+    updates do not use the momentum."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

@@ -3,7 +3,7 @@
     U₀ = aA + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
 By completing squares, every polynomial of A of degree 0, 1, 2 or 4 can be written this way, and so can some
-of degree 8. Only a polynomial without squares needs an a other than 1. Each square is added to the buffer of
+of degree 8. The factor a is 1, except in a polynomial without squares. Each square is added to the buffer of
 Uᵢ₋₂, and tᵢ only to the diagonal. In bfloat16 these sums would lose too many digits, so this module is for
 float32.
 """

@@ -51,10 +51,10 @@ matrices, ‖X − Y‖/‖Y‖ is 0.01 between a result X and stock's result Y.
 
 
 MOST_GROWTH = 2.0**22
-"""The most that coefficients may enlarge XXᵀ's smallest values, and so its rounding: the product of all a².
+"""The largest allowed product of all a²: the factor by which XXᵀ's smallest values, and rounding, grow.
 
-On real momenta, Keller Jordan's coefficients were off by 0.002 with 5 steps (2e5), 0.013 with 6 (3e6), 0.08
-with 7 (3e7), and 700,000 with 10.
+On real momenta, updates with Keller Jordan's coefficients were off by 0.002 with 5 steps (a product of 2e5),
+0.013 with 6 (3e6), 0.08 with 7 (3e7), and 700,000 with 10.
 """
 
 

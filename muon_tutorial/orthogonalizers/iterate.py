@@ -17,7 +17,7 @@ from .workspace import Workspace
 
 TILE = 32
 """With AMX, oneDNN's bf16 products read rows in tiles of this many elements, and so past a row's end. They
-multiply what they read there by 0, which leaves NaN what it is."""
+multiply what they read there by 0, but 0 times NaN is NaN."""
 
 
 def orthogonalize(

@@ -148,7 +148,7 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
 
 def leading(matrix: Matrix) -> int:
-    """Return the number of dimensions before rows and columns, in which matrices are numbered."""
+    """Return the number of dimensions before rows and columns; these dimensions number the matrices."""
     return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
 
 

@@ -223,7 +223,7 @@ def gram(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYT
     Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
     ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations
     for five iterations instead of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T if there are at least T
-    matrices to share, and there and back sends l/(nT) times ``gram``'s bytes. ``scripts/gram.py``
+    matrices to share, and sends l/(nT) times ``gram``'s bytes, both ways together. ``scripts/gram.py``
     measures these costs.
 
     If a matrix's long side is not cut, all tp ranks work on the whole matrix, and gather it first if tp cuts

@@ -54,7 +54,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         del whole
         keep_box(update, boxes, matrix)
         del update
-    yield ABREAST  # First let the round's other buckets be computed: messages back would wait for an owner.
+    yield ABREAST  # First compute the round's other buckets, instead of waiting for this bucket's owner.
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]
@@ -91,7 +91,7 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """Return the box that this rank works on, in its shape; if ``boxes`` are ``Pieces``, take it out."""
+    """Return the box that this rank works on, in its shape; remove it if ``boxes`` are ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 

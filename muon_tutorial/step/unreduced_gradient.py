@@ -1,5 +1,5 @@
-"""Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed. So do rows
-or columns that tp cuts by hand.
+"""Gradients that are not averaged yet refuse to be clipped, and warn when their norm is computed. So do
+gradients of plain parameters that tp cuts.
 
 ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor on every rank, and the step would be
 wrong without any error. A loop that computes each gradient's norm may clip by it or only log it, so the loop

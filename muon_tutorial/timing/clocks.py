@@ -175,7 +175,7 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> Non
         last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
     task.asked, task.done = clocks.watch(last), done
     for key in keys:
-        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` is after it
+        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` is the later time
         clocks.free[key] = done if before is None else np.maximum(before, done)
 
 

@@ -35,8 +35,8 @@ class Work(CountingMode):
     new tensors, ``tape`` notes the bytes that operations read and write, and ``charged`` lists all charges.
 
     On a core, each operation also costs ``machine.operation``. On a GPU, a view or a profiler's label costs
-    nothing, and the host starts an operation while the GPU still executes an earlier one, so only the time by
-    which ``machine.operation`` exceeds the execution is counted.
+    nothing, and for other operations only the time by which ``machine.operation`` exceeds the execution is
+    counted. The reason: the host starts an operation while the GPU still executes an earlier one.
     """
 
     machine: Machine

@@ -479,8 +479,8 @@ class RankWalks:
         """A label (a number) for each position of a bucket's group. Equal work gives equal labels.
 
         A label is a sum of random numbers. Each matrix contributes at most three: one if the position works
-        on the matrix, one if the position is in the same group as the matrix's first worker along the axes
-        that cut the matrix, and one for the shape of the position's part. So equal labels mean equal work.
+        on the matrix, one if the position differs from the matrix's first worker only along axes that cut the
+        matrix, and one for the shape of the position's part. So equal labels mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)

@@ -592,8 +592,8 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
     muon, adamw = (100 * seconds / plan.training for seconds in (best.seconds, plan.adamw))
     return [
         f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, with "
-        f"all products at the machine's best rate. To this, Muon's step adds at most {say_number(muon)} %, "
-        f"AdamW's step at most {say_number(adamw)} %, each for the hidden matrices alone, "
+        f"all products at the machine's best rate. Muon's step adds at most {say_number(muon)} % to this, "
+        f"AdamW's step at most {say_number(adamw)} %. Both are for the hidden matrices alone, "
         f"{say_number(100 * plan.shape.hidden / plan.shape.parameters)} % of the parameters."
     ]
 

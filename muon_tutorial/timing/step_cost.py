@@ -51,7 +51,7 @@ GRADIENTS = ("gradient reduce", "gradient all_reduce")
 OWN = Speed(free=GRADIENTS)
 """The links have the machine's own speed, but averaging gradients takes no time."""
 DDP_BUCKET_BYTES = 25_000_000
-"""About DDP's default. Estimates ignore that its first bucket is smaller, and that it has embeddings."""
+"""About DDP's default. Estimates ignore that DDP's first bucket is smaller, and leave out embeddings."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 RootOf = Callable[[int], int]

@@ -21,9 +21,9 @@ from ..evidence.memory import PeakMemory
 
 
 class Asked(NamedTuple):
-    """A step that makes a request. The tape holds the request's sizes: elements sent and received and, if
-    ``splits``, the elements exchanged with a rank without a slice and with the rank of each slice. ``root``:
-    the number of the root's slice.
+    """A step that makes a request. The tape holds the request's sizes: elements sent, and elements received.
+    If ``splits``, more sizes follow for each direction: elements exchanged with a rank that has no slice,
+    then with the rank of each slice. ``root``: the number of the root's slice.
     """
 
     kind: Kind

@@ -116,7 +116,7 @@ def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVer
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    # With equal bits, torch's matrix stood still, too.
+    # If all bits are equal, torch's matrix did not move either, so this is no fault.
     wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())
     return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 

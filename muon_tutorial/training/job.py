@@ -45,7 +45,7 @@ class OneProcessRun:
 
 
 def check_inputs(settings: TrainSettings) -> None:
-    """Check strategy, text and GPUs: before ranks start on this machine, or on all of torchrun's ranks."""
+    """Check strategy, text and GPUs: before this machine's ranks start, or in each of torchrun's ranks."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # Ranks that have joined a group got their GPUs when they joined, perhaps on several machines.

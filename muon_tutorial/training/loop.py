@@ -270,7 +270,7 @@ def _check_text(began_with: str | None, text: Text) -> None:
 
 
 def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
-    """The phases of the last step on the rank that sent the most bytes in all of them together."""
+    """The phases of the last step, on the rank that sent the most bytes in the whole step."""
     rows = trainer.ledger.rows(trainer.world.at.rank)
     mine = tuple(PhaseTraffic(row.phase, row.collectives, row.payload, row.ring) for row in rows)
     return max(gather_objects(mine), key=lambda its: sum(traffic.sent_bytes for traffic in its))

@@ -31,7 +31,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 """The file of a run's result; it exists if the run is complete."""
 
-_LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # at most so many bytes are read of settings, and of records
+_LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # the most bytes that are read of settings, and of records
 
 
 @dataclass(frozen=True, slots=True)

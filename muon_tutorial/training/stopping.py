@@ -64,7 +64,7 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
 
 
 def exit_code(reason: str) -> int:
-    """The exit code of a run that stopped for this reason: 128 + the signal's number, or 0 for the clock."""
+    """The exit code of a run that stopped for this reason: 128 + a signal's number, else 0."""
     return 128 + signal.Signals[reason] if reason.startswith("SIG") else 0
 
 
@@ -158,7 +158,7 @@ def unwind(number: int) -> NoReturn:
 def _ask_to_stop(saving: Saving, number: int) -> None:
     """Ask all ranks to save and stop after the current step; the first reason is kept."""
     if not saving.stop_file.exists():
-        draft = saving.stop_file.with_name(f".stop-{uuid.uuid4().hex}")  # ranks in containers share numbers
+        draft = saving.stop_file.with_name(f".stop-{uuid.uuid4().hex}")  # process ids repeat in containers
         draft.write_text(f"SIG{_name(number)}", encoding="ascii")
         os.replace(draft, saving.stop_file)
 

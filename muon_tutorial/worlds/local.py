@@ -233,7 +233,7 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
     asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
     differ = "differently" if len(set(asked)) > 1 else "for sizes that do not fit together"
     if len(set(asked)) == 1 and asked[0][0] == "all_gather":
-        differ += f" (all must send equally many, 1/{len(requests)} of what each receives)"
+        differ += f" (all must send equally many elements, 1/{len(requests)} of what each receives)"
     if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
         raise MismatchError(f"members of one group asked {differ}:\n{lines}")

@@ -123,7 +123,7 @@ WRONG_STEPS = [
     (FLAT, "up has the shape (128, 32), and job.newton_schulz got (4096,)."),
     (
         step_with(PHASE_6, "done"),
-        "together (all must send equally many, 1/2 of what each receives): rank 0 asks all_gather",
+        "together (all must send equally many elements, 1/2 of what each receives): rank 0 asks all_gather",
     ),
     (step_with("label(3", "label(5"), "The correct request: all_gather"),
     (step_with("label(5, entry)", "label(5)"), "job.label(5) names no matrix; write job.label(5, entry)"),
