@@ -16,22 +16,15 @@ from .costs import AVERAGE, BOUNDARY, DTYPES, Gather, StepBill, adamw_bill, bill
 
 _WIDTH = 900
 _PHASES = {
-    "1": (AVERAGE, "gradient reduce_scatter", "gradient reduce"),
-    "2": ("dp gather", "gather to owners"),
-    "3": ("tp gather",),
-    "6": ("updates all_reduce", "update broadcast", "scatter from owners"),
-    "7": ("parameter all_gather", "parameter broadcast"),
+    "1": ("average the gradients", CARD, AVERAGE, "gradient reduce_scatter", "gradient reduce"),
+    "2": ("dp gather", MARKED, "dp gather", "gather to owners"),
+    "3": ("tp gather", EMPTY, "tp gather"),
+    "6": ("share the updates", MARKED, "updates all_reduce", "update broadcast", "scatter from owners"),
+    "7": ("share the weights", CARD, "parameter all_gather", "parameter broadcast"),
 }
-_NUMBER = {phase: number for number, phases in _PHASES.items() for phase in phases}
-_FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
-_WORDS = {
-    "1": "average the gradients",
-    "2": "dp gather",
-    "3": "tp gather",
-    "6": "share the updates",
-    "7": "share the weights",
-}
-_LEGEND = " · ".join(f"{number} {said}" for number, said in _WORDS.items())
+"""The phases of a bill by their numbers: each one's words, its fill, and the names that it has in ledgers."""
+_NUMBER = {phase: number for number, (_, _, *phases) in _PHASES.items() for phase in phases}
+_LEGEND = " · ".join(f"{number} {said}" for number, (said, *_) in _PHASES.items())
 DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 
@@ -52,7 +45,7 @@ def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
     for number, bill in enumerate(bills):
         times = f"{bill.total / bills[0].total:.2f} ×" if bills[0].total else ""
         _draw_bar(axes, number, 560 * bill.total / most, bill, f"{_bytes(bill.total)}   {times}")
-        parts = ", ".join(f"{_WORDS[_NUMBER[phase]]} {_bytes(sent)}" for phase, sent in bill.sent.items())
+        parts = ", ".join(f"{_PHASES[_NUMBER[phase]][0]} {_bytes(sent)}" for phase, sent in bill.sent.items())
         words.append(f"{bill.name}: {_bytes(bill.total)}, {times} ({parts or 'nothing'})")
     write(axes, 16, 56 + 46 * len(bills), _LEGEND, color=QUIET)
     return finish(figure, f"bill-{name}", f"{title}. {'. '.join(words)}.")
@@ -63,7 +56,7 @@ def _draw_bar(axes: Axes, number: int, width: float, bill: StepBill, said: str) 
     write(axes, 16, y + 16, bill.name)
     for phase, sent in bill.sent.items():
         wide, phase_number = width * sent / max(1, bill.total), _NUMBER[phase]
-        rectangle(axes, x, y, wide, 32, _FILL[phase_number], edgecolor=edge, linewidth=1.8)
+        rectangle(axes, x, y, wide, 32, _PHASES[phase_number][1], edgecolor=edge, linewidth=1.8)
         if wide > 14:
             centred(axes, x + wide / 2, y + 16, phase_number, 12, weight="bold")
         x += wide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from ... import Box, Grid, Plan, Replicate, Shard
 from ...plan.exchange import BufferSlice
 from ...plan.layout import shard_box
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, TP_HATCHES, WRONG, rank_colour
+from ..pictures.holdings import patches
 from ..pictures.picture import Frame, Picture, Point, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
@@ -262,7 +262,7 @@ def _draw_fused(axes: Axes, fused: FusedRows, title: str, left: float) -> None:
         for head in range(1, fused.heads):
             y = top + unit * head * fused.size
             axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
-    for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
+    for holder, _, start, _, length in patches([[fused.holder(row) for row in range(fused.rows)]]):
         top, height = 70 + unit * start, unit * length
         fill = rank_colour(holder) if holder >= 0 else EMPTY
         rectangle(axes, left + 26, top, 96, height, fill, linewidth=0.6)
@@ -275,25 +275,12 @@ def _draw_fused(axes: Axes, fused: FusedRows, title: str, left: float) -> None:
         high = min(30.0, 356 / fused.heads - 40)
         for part, name in enumerate(PARTS):
             holders = fused.holders(part, head)
-            for holder, start, length in _runs(holders):
+            for holder, _, start, _, length in patches([holders]):
                 down, height = (high * number / len(holders) for number in (start, length))
                 fill = rank_colour(holder) if holder >= 0 else EMPTY
                 rectangle(axes, x + 56 * part, y + 28 + down, 46, height, fill, linewidth=0.6)
             frame = (x + 56 * part, y + 28, 46, high)
             tile(axes, frame, "none", name, 11.5, edgecolor=edge, linewidth=1.8, zorder=6)
-
-
-def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of equal holders: (holder, start, length).
-
-    >>> _runs([0, 0, 1])
-    [(0, 0, 2), (1, 2, 1)]
-    """
-    runs, start = [], 0
-    for holder, group in itertools.groupby(holders):
-        runs.append((holder, start, length := len(list(group))))
-        start += length
-    return runs
 
 
 def _say_fused(fused: FusedRows, title: str) -> str:

@@ -22,6 +22,7 @@ from ...timing.step_recorder import RankNotes, StepRecorder, record_walk, record
 from ...timing.timeline import StepTimeline
 from ...worlds import live
 from ...worlds.live import LiveWorld, gather_objects
+from ..inputs import measure
 from .loops import COLUMNS, Loop, RealMatrices, first_wrong, guarded
 
 ROWS = 64
@@ -122,10 +123,7 @@ def _rows(ranks: int) -> int:
     """How many rows of a matrix each rank should hold, so that the work on a matrix is long enough."""
     for rows in SIZES:
         matrix = torch.ones(rows * ranks, COLUMNS * rows // 8)
-        zeropower_via_newtonschulz(matrix)  # a warm-up
-        begin = time.perf_counter()
-        zeropower_via_newtonschulz(matrix)
-        if time.perf_counter() - begin > LONG_ENOUGH:
+        if measure.fastest(1, zeropower_via_newtonschulz, matrix) > LONG_ENOUGH:
             break
     return rows
 

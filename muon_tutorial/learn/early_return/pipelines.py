@@ -31,7 +31,6 @@ TIMES = {"F": 1, "B": 2}
 WIDTH, ROWS, STAGES, MICRO = 32, 256, 4, 6
 SLACK = 4 * ROWS * WIDTH + 8192
 """Bytes that F may keep besides its input: enough for its output and the state of random numbers."""
-_RESTORED = "When B is done, restore the random state that B found: the next forward goes on from there."
 
 
 def one_f_one_b(stage: int, stages: int, micro: int) -> str:
@@ -117,7 +116,7 @@ class StageRun:
 
     outputs: list[NDArray] = field(default_factory=list)
     gradients: list[NDArray] = field(default_factory=list)
-    weights: list[NDArray | None] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)
     forwards: int = 0
     kept: int = 0
     peak: int = 0
@@ -131,7 +130,8 @@ def run_stage(forward: Forward, backward: Backward, order: str, dropout: float =
         OpenAnswerError: one of them is a stub.
     """
     stage, run, waiting = stage_of(dropout), StageRun(), list[Any]()
-    stage.register_forward_pre_hook(lambda *_: _count(run))
+    computed = list[Any]()
+    stage.register_forward_pre_hook(lambda *given: computed.append(None))
     with torch.random.fork_rng(devices=[]), PeakMemory() as memory:
         torch.manual_seed(1)
         draw = torch.Generator().manual_seed(2)
@@ -150,16 +150,12 @@ def run_stage(forward: Forward, backward: Backward, order: str, dropout: float =
                 run.gradients.append(_array(_tensor(value_of(backward, *given, told="In backward: {}"))))
                 del given
     run.weights = [None if weight.grad is None else _array(weight.grad) for weight in stage.parameters()]
-    run.peak = memory.peak
+    run.peak, run.forwards = memory.peak, len(computed)
     return run
 
 
 def _array(tensor: Tensor) -> NDArray:
     return tensor.detach().numpy().copy()
-
-
-def _count(run: StageRun) -> None:
-    run.forwards += 1
 
 
 def _pair(value: Any) -> tuple[Tensor, Any]:
@@ -200,7 +196,7 @@ def _judge(forward: Forward, backward: Backward, dropout: float) -> Diagnosis | 
         said = f"Between F and B you keep {kept:.0f} kB besides the input, which has {needed:.0f}."
         hints = ("An output that has a graph keeps all activations.", "Compute under torch.no_grad().")
         return Diagnosis(said, hints)
-    if not _all_equal(mine.gradients, due.gradients):
+    if not all(map(np.array_equal, mine.gradients, due.gradients)):
         if dropout:
             said = (
                 "Without dropout, your gradients are right. With it, your second forward drops other entries."
@@ -211,7 +207,7 @@ def _judge(forward: Forward, backward: Backward, dropout: float) -> Diagnosis | 
     if any(weight is None for weight in mine.weights):
         said = "The gradient of the input is right, but the stage's parameters got none."
         return Diagnosis(said, ("y.backward(gradient) gives them theirs, too.",))
-    if not _all_equal(mine.weights, due.weights):
+    if not all(map(np.array_equal, mine.weights, due.weights)):
         said = "The gradients of the stage's parameters are not the sum over all micro-batches."
         return Diagnosis(said, ("Each y.backward(gradient) adds to .grad. Leave what is there.",))
     if mine.forwards != 2 * MICRO:
@@ -230,12 +226,8 @@ def _judge_outputs(mine: Sequence[NDArray], due: Sequence[NDArray], first_back: 
         said = f"The output of micro-batch {wrong[0]} is not stage(x)."
         return Diagnosis(said, ("Compute forward once in F, and return what comes out.",))
     said = f"Outputs are right up to the first B. Then micro-batch {wrong[0]} loses other entries to dropout."
-    return Diagnosis(said, (_RESTORED,))
-
-
-def _all_equal(mine: Sequence[NDArray | None], due: Sequence[NDArray | None]) -> bool:
-    pairs = zip(mine, due, strict=True)
-    return all(one is not None and right is not None and np.array_equal(one, right) for one, right in pairs)
+    hint = "When B is done, restore the random state that B found: the next forward goes on from there."
+    return Diagnosis(said, (hint,))
 
 
 def say_recomputing(order: Schedule, forward: Forward, backward: Backward) -> str:

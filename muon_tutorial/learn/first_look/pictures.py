@@ -11,9 +11,21 @@ from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
+from ..pictures import picture
 from ..pictures.colours import EMPTY, QUIET, rank_colour
 from ..pictures.holdings import Boxes, Piece, momentum_holdings, name_contents, say_held, weight_holdings
-from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
+from ..pictures.picture import (
+    GridFrame,
+    Picture,
+    Point,
+    between,
+    blank,
+    centred,
+    finish,
+    heading,
+    rectangle,
+    write,
+)
 from ..widgets.shell import Shell, play
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
 
@@ -77,33 +89,10 @@ _BETWEEN = 3
 _GAP = 22
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the matrices of a grid's ranks are drawn: the corner of the first one, and the size of each."""
-
-    grid: Grid
-    left: float
-    top: float
-    width: float
-    height: float
-
-    def corner(self, rank: int) -> tuple[float, float]:
-        at = self.grid.at(rank)
-        return self.left + at["tp"] * (self.width + _GAP), self.top + at["dp"] * (self.height + 34)
-
-    @property
-    def right(self) -> float:
-        return self.left + self.grid.size("tp") * (self.width + _GAP)
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.grid.size("dp") * (self.height + 34)
-
-
-def _place(grid: Grid, left: float, top: float, room: float, most: float = 190.0) -> _Place:
-    """Places for all ranks of a grid, within a width of ``room`` pixels."""
+def _place(grid: Grid, left: float, top: float, room: float, most: float = 190.0) -> GridFrame:
+    """Where the matrices of all ranks are drawn, within a width of ``room`` pixels."""
     width = min(most, room / grid.size("tp") - _GAP, 460 / grid.size("dp") / SHAPE[0] * SHAPE[1])
-    return _Place(grid, left, top, width, width * SHAPE[0] / SHAPE[1])
+    return GridFrame(grid, left, top, width, width * SHAPE[0] / SHAPE[1], (_GAP, 34))
 
 
 def hero() -> Picture:
@@ -127,7 +116,7 @@ def draw_grid(grid: Grid, held: Sequence[Boxes], title: str, what: str, name: st
     _write_axes(axes, place)
     for rank, boxes in enumerate(held):
         label = f"rank {rank}"
-        if boxes and place.width >= 180:
+        if boxes and place.wide >= 180:
             last = max(box.offset[1] + box.shape[1] for box in boxes) - 1
             label += f": columns {min(box.offset[1] for box in boxes)}–{last}"
         _draw_rank(axes, place, rank, [Piece(box, rank) for box in boxes], label)
@@ -135,27 +124,27 @@ def draw_grid(grid: Grid, held: Sequence[Boxes], title: str, what: str, name: st
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
 
-def _write_axes(axes: Axes, place: _Place) -> None:
+def _write_axes(axes: Axes, place: GridFrame) -> None:
     write(axes, 16, place.top - 20, "dp↓ tp→", color=QUIET)
     for position in range(place.grid.size("tp")):
-        x, _ = place.corner(position)
-        centred(axes, x + place.width / 2, place.top - 20, f"tp {position}", 12, weight="bold")
+        x, _ = place.cell(position)
+        centred(axes, x + place.wide / 2, place.top - 20, f"tp {position}", 12, weight="bold")
     for position in range(place.grid.size("dp")):
-        _, y = place.corner(position * place.grid.size("tp"))
-        write(axes, 16, y + place.height / 2, f"dp {position}", 12, weight="bold")
+        _, y = place.cell(position * place.grid.size("tp"))
+        write(axes, 16, y + place.high / 2, f"dp {position}", 12, weight="bold")
 
 
-def _draw_rank(axes: Axes, at: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any) -> None:
+def _draw_rank(axes: Axes, at: GridFrame, rank: int, held: Sequence[Piece], label: str, **look: Any) -> None:
     """One rank's matrix with a label below. Its pieces have their keepers' colours, and the rest is grey."""
-    x, y = at.corner(rank)
-    rectangle(axes, x, y, at.width, at.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
-    for piece in pieces:
+    x, y = at.cell(rank)
+    rectangle(axes, x, y, at.wide, at.high, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
+    for piece in held:
         _draw_piece(axes, at, (x, y), piece)
-    write(axes, x, y + at.height + 13, label)
+    write(axes, x, y + at.high + 13, label)
 
 
-def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: Piece, order: int = 3) -> None:
-    down, across = place.height / SHAPE[0], place.width / SHAPE[1]
+def _draw_piece(axes: Axes, place: GridFrame, corner: Point, piece: Piece, order: int = 3) -> None:
+    down, across = place.high / SHAPE[0], place.wide / SHAPE[1]
     (row, column), (rows, columns) = piece.box.offset, piece.box.shape
     where = corner[0] + column * across, corner[1] + row * down, columns * across, rows * down
     rectangle(axes, *where, rank_colour(piece.keeper), linewidth=0.9, zorder=order)
@@ -219,10 +208,11 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
         label = film.label(rank, now) if gone == 1 else f"rank {rank}"
         _draw_rank(axes, place, rank, held[rank], label, **bold)
     for flight in now.flights if gone < 1 else ():
-        at = between(place.corner(flight.source), place.corner(flight.target), gone)
+        at = between(place.cell(flight.source), place.cell(flight.target), gone)
         _draw_piece(axes, place, at, flight.piece, 5)
     if ended:
-        verdict(axes, (84, place.bottom + 2, place.right - _GAP - 84, 36), film.verdict, not film.differ, 13)
+        box = (84, place.bottom + 2, place.right - _GAP - 84, 36)
+        picture.verdict(axes, box, film.verdict, not film.differ)
     return finish(figure, "first_look-film", _say_frame(film, moment))
 
 
@@ -272,10 +262,10 @@ def draw_story(film: StepFilm) -> Picture:
         write(axes, left, top + 24, f"{chosen + 1} · {now.title}", 13, weight="bold")
         write(axes, left, top + 48, now.what, color=QUIET)
         for rank in grid.ranks:
-            label = film.label(rank, now) if place.width > 40 else ""
-            label = label.replace("bytes ", "") if place.width < 150 else label
+            label = film.label(rank, now) if place.wide > 40 else ""
+            label = label.replace("bytes ", "") if place.wide < 150 else label
             _draw_rank(axes, place, rank, now.held[rank], label)
-    verdict(axes, (14, rows * down + 8, 872, 36), film.verdict, not film.differ, 13)
+    picture.verdict(axes, (14, rows * down + 8, 872, 36), film.verdict, not film.differ)
     told = (film.frames.index((chosen, 1.0)) for chosen in _TOLD)
     words = " ".join(_say_frame(film, moment) for moment in told)
     return finish(figure, "first_look-step", f"{words} Beside one process alone, {film.verdict}.")

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
+from ..pictures.holdings import patches
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, show, slider
@@ -65,11 +66,11 @@ def _draw_ruler(axes: Axes, run: SharingRun) -> None:
 def _draw_row(axes: Axes, run: SharingRun, rank: int, when: When, top: float, label: str) -> None:
     write(axes, 12, top + _HIGH / 2, label)
     _block(axes, 0, LENGTH, top, EMPTY)
-    for start, stop, code in _pieces(_codes(run, rank, when)):
+    for code, _, start, _, length in patches([_codes(run, rank, when).tolist()]):
         if code & (code - 1):  # several ranks' bits
-            _block(axes, start, stop, top, CARD, edgecolor=WRONG, linewidth=0.6, hatch="/////")
-        else:
-            _block(axes, start, stop, top, rank_colour(code.bit_length() - 1))
+            _block(axes, start, start + length, top, CARD, edgecolor=WRONG, linewidth=0.6, hatch="/////")
+        elif code:
+            _block(axes, start, start + length, top, rank_colour(code.bit_length() - 1))
     for place in PLACES[1:]:
         x = _LEFT + place.start * _SCALE
         axes.plot([x, x], [top, top + _HIGH], color=QUIET, lw=0.7, dashes=(2, 2), zorder=5)
@@ -94,14 +95,6 @@ def _codes(run: SharingRun, rank: int, when: When) -> Tensor:
         return (run.filled(rank) != 0).long() << rank
     after = run.after(rank)
     return torch.where((after == 0) | after.isnan(), 0, run.writers())
-
-
-def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
-    """Runs of equal nonzero codes: (start, stop, code)."""
-    values, lengths = torch.unique_consecutive(codes, return_counts=True)
-    stops = lengths.cumsum(0)
-    pieces = zip((stops - lengths).tolist(), stops.tolist(), values.tolist(), strict=True)
-    return [piece for piece in pieces if piece[2]]
 
 
 def _names(run: SharingRun, rank: int, when: When) -> Iterator[tuple[int, int, str]]:

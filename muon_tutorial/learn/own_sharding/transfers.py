@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...evidence.memory import CountingMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,11 @@ class Transfer:
 
 
 @dataclass(eq=False)
-class TransferNotes(TorchDispatchMode):
+class TransferNotes(CountingMode):
     """In its block, records what this rank sends, and counts all calls, even if they only receive."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):

@@ -1,9 +1,10 @@
-"""What a rank holds, as plain data: boxes of a matrix, their words, and letters for equal contents."""
+"""What a rank holds, as plain data: boxes of a matrix, equal parts, words, letters for equal contents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
@@ -46,6 +47,19 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     keys = [(tensor.shape, tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
     numbers = (divmod(seen.setdefault(key, len(seen)), 26) for key in keys)
     return [chr(ord("A") + place) + (str(lap + 1) if lap else "") for lap, place in numbers]
+
+
+def patches(numbers: Sequence[Sequence[int]]) -> list[tuple[int, int, int, int, int]]:
+    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns."""
+    found, top = [], 0
+    for row, same in groupby(numbers):
+        rows, left = len(list(same)), 0
+        for number, run in groupby(row):
+            columns = len(list(run))
+            found.append((number, top, left, rows, columns))
+            left += columns
+        top += rows
+    return found
 
 
 def say_held(boxes: Boxes, shape: tuple[int, int]) -> str:

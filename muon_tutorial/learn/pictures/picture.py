@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ...evidence.svg import svg_element, svg_style
+from ...plan.grid import Grid
 from .colours import CARD, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
 
 Point = tuple[float, float]
@@ -45,6 +46,36 @@ class Picture:
 
     def __repr__(self) -> str:
         return textwrap.fill(self.alt, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class GridFrame:
+    """The place of a grid on a card, in pixels: its upper left corner, a cell's sides, and gaps between."""
+
+    grid: Grid
+    left: float
+    top: float
+    wide: float
+    high: float
+    gap: Point = (0.0, 0.0)
+
+    @classmethod
+    def fitting(cls, grid: Grid, corner: Point, width: float, most: Point) -> GridFrame:
+        """The frame whose cells are as large as ``width`` allows, and at most as large as ``most``."""
+        wide = min(most[0], width / grid.size("tp"))
+        return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 64)))
+
+    def cell(self, rank: int) -> Point:
+        at, (across, down) = self.grid.at(rank), self.gap
+        return self.left + at["tp"] * (self.wide + across), self.top + at["dp"] * (self.high + down)
+
+    @property
+    def right(self) -> float:
+        return self.left + self.grid.size("tp") * (self.wide + self.gap[0])
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.grid.size("dp") * (self.high + self.gap[1])
 
 
 def card(width: int, height: int) -> Figure:
@@ -96,12 +127,12 @@ def tile(axes: Axes, frame: Frame, fill: Any, text: str = "", size: float = 11, 
         centred(axes, x + width / 2, y + height / 2, text, size, **order, **words)
 
 
-def verdict(axes: Axes, frame: Frame, text: str, right: bool, size: float = 12) -> None:
+def verdict(axes: Axes, frame: Frame, text: str, right: bool) -> None:
     """A box that says by colour, by a mark and in words whether all is right."""
     x, y, width, height = frame
     fill, edge, mark = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
     rectangle(axes, *frame, fill, edgecolor=edge, linewidth=1.6)
-    centred(axes, x + width / 2, y + height / 2, f"{mark} {text}", size, weight="bold", color=edge)
+    centred(axes, x + width / 2, y + height / 2, f"{mark} {text}", 13, weight="bold", color=edge)
 
 
 def arrow(axes: Axes, start: Point, stop: Point, **look: Any) -> None:

@@ -6,9 +6,7 @@ All updates are exact UVᵀ in float64, so every difference comes from the cut.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -111,16 +109,3 @@ def matrices() -> dict[str, Tensor]:
     u, _, vt = torch.linalg.svd(entries, full_matrices=False)
     loud = torch.arange(1, SHAPE[0] + 1, dtype=torch.float64) ** -1.5
     return {"real": gradient(), "Gaussian": entries, "power law": u @ torch.diag(loud) @ vt}
-
-
-def patches(numbers: Sequence[Sequence[float]]) -> list[tuple[float, int, int, int, int]]:
-    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns."""
-    found, top = [], 0
-    for row, same in groupby(numbers):
-        rows, left = len(list(same)), 0
-        for number, run in groupby(row):
-            columns = len(list(run))
-            found.append((number, top, left, rows, columns))
-            left += columns
-        top += rows
-    return found

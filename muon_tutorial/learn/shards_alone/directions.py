@@ -12,10 +12,11 @@ from matplotlib.transforms import Bbox, BboxTransformTo
 from torch import Tensor
 
 from ..pictures.colours import CARD, INK, MUON, OTHER, QUIET, RIGHT, WRONG
+from ..pictures.holdings import patches
 from ..pictures.picture import Picture, Point, blank, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
 from . import cuts
-from .cuts import CUTS, DIMS, SHAPE, Comparison, in_directions, matrices, patches, pieces_alone, shares
+from .cuts import CUTS, DIMS, SHAPE, Comparison, in_directions, matrices, pieces_alone, shares
 
 POOL, SQUARE, SHADES = 4, 8.0, 16
 """Entries along a square's side, pixels along it, and the number of greys."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...plan.layout import Shard, shard_box
 from ..pictures.colours import CARD, QUIET, WRONG, rank_colour
+from ..pictures.holdings import patches
 from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
-from .cuts import DIMS, SHAPE, patches
+from .cuts import DIMS, SHAPE
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
 

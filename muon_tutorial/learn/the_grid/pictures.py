@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
@@ -12,38 +11,13 @@ from matplotlib.patches import FancyBboxPatch
 from ... import Grid
 from ..exercises.on_real_ranks import say_ranks
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, QUIET, TP_GROUP, rank_colour
-from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
+from ..pictures.picture import GridFrame, Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import RankButtons, Shell, show
 from .on_ranks import read_groups
 
 _WIDTH, _MARGIN = 880, 24.0
 _EDGE = {"tp": TP_GROUP, "dp": DP_GROUP}
 _DASHES = {"tp": "-", "dp": "--"}
-
-
-@dataclass(frozen=True, slots=True)
-class GridFrame:
-    """The place of a grid on a card, in pixels: its upper left corner, and a cell's sides."""
-
-    grid: Grid
-    left: float
-    top: float
-    wide: float
-    high: float
-
-    @classmethod
-    def fitting(cls, grid: Grid, corner: Point, width: float, most: Point) -> GridFrame:
-        """The frame whose cells are as large as ``width`` allows, and at most as large as ``most``."""
-        wide = min(most[0], width / grid.size("tp"))
-        return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 64)))
-
-    def cell(self, rank: int) -> tuple[float, float]:
-        at = self.grid.at(rank)
-        return self.left + at["tp"] * self.wide, self.top + at["dp"] * self.high
-
-    @property
-    def bottom(self) -> float:
-        return self.top + self.grid.size("dp") * self.high
 
 
 def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int]) -> None:

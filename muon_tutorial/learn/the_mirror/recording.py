@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from ...plan.layout import Box
 from ...plan.matrix import BucketEntry
 from ...plan.strategies import Plan
 from .. import inputs
-from ..shards_alone.cuts import patches
+from ..pictures.holdings import patches
 
 PHASES = (
     "gradient reduce_scatter",
@@ -227,10 +226,9 @@ def loads(text: str) -> StepRecording:
     return StepRecording(**{**found, "shapes": shapes, "diaries": diaries})
 
 
-def load(path: Path | None = None) -> StepRecording:
-    """A recording from a file; without a path, the shipped one of a step on real processes."""
-    file = resources.files(inputs) / "recorded" / _SHIPPED if path is None else path
-    return loads(file.read_text(encoding="utf-8"))
+def load() -> StepRecording:
+    """The recording that comes with the package."""
+    return loads((resources.files(inputs) / "recorded" / _SHIPPED).read_text(encoding="utf-8"))
 
 
 def say_phase(recording: StepRecording, phase: int) -> str:
