@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from muon_tutorial import launch
+from muon_tutorial.learn.inputs.measure import private_bytes
 from scripts.files import parser_of
 
 RANKS, TIMES = 4, 20
@@ -26,8 +27,7 @@ RANKS, TIMES = 4, 20
 def first_collective(rank: int) -> tuple[float, float]:
     """Return the monotonic time (s) when the first collective has finished, and this rank's private MB."""
     dist.barrier()
-    done, rows = time.monotonic(), Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return done, sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
+    return time.monotonic(), private_bytes() / 2**20
 
 
 def spawned(rank: int, world_size: int, folder: str) -> None:

@@ -11,8 +11,12 @@ minutes, and nothing else should run.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,7 +26,6 @@ from muon_tutorial.orthogonalizers.orthogonalize_option import AUTO
 from scripts import result_files as results
 from scripts.files import made
 from scripts.lab.benchmarks.newton_schulz_times import TORCH, measure_all, summary, times_table
-from scripts.other_process import call_elsewhere
 
 STEM = "newton_schulz_times"
 WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
@@ -45,7 +48,8 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     tables = [times_table(one, command, here) for one in measure_all(NAMES, asked.rounds)]
     if flags:
         results.say("measuring without bf16 units")
-        found = call_elsewhere(measure_all, WITHOUT_NAMES, ROUNDS_WITHOUT, **WITHOUT_BF16)
+        with patch.dict(os.environ, WITHOUT_BF16), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            found = pool.submit(measure_all, WITHOUT_NAMES, ROUNDS_WITHOUT).result()
         tables += [times_table(one, command, "oneDNN without bf16 units") for one in found]
     draw(out / "newton_schulz.svg", tables)
     facts = {**results.machine_facts(command), "threads": 1, "bf16 instructions": here}

@@ -1,43 +1,17 @@
-"""Calls a function or a script in another process, such as one with a limited loopback."""
+"""Runs a script in another process, behind a limited loopback."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from scripts.files import ROOT
 
 IMPOSSIBLE = 77
 """The exit code of scripts/shaped.sh if the loopback cannot be limited."""
 STDERR = 2
 """The file descriptor of stderr. sys.stderr may be an object without a descriptor."""
-_CALL = (
-    "import pathlib, pickle, sys; file = pathlib.Path(sys.argv[1]); "
-    "function, arguments = pickle.loads(file.read_bytes()); "
-    "file.write_bytes(pickle.dumps(function(*arguments)))"
-)
-
-
-def call_elsewhere(function: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
-    """Call a module's function in another Python; returns what it returned.
-
-    ``environment``: variables that are added to this process's environment.
-
-    Raises:
-        CalledProcessError: the other process failed, and has said why on stderr.
-    """
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "call"
-        file.write_bytes(pickle.dumps((function, arguments)))
-        program = [sys.executable, "-c", _CALL, str(file)]
-        subprocess.run(program, cwd=ROOT, env={**os.environ, **environment}, check=True)
-        return pickle.loads(file.read_bytes())
 
 
 def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None:

@@ -20,14 +20,7 @@ def tcp_sent() -> int | None:
     """Bytes that this process's open TCP sockets have sent, each once; None if there is no counter."""
     if not _SOCKETS.is_dir() or not hasattr(socket, "TCP_INFO"):
         return None
-    return sum(_sent(int(entry.name)) for entry in _SOCKETS.iterdir() if _is_socket(entry))
-
-
-def _is_socket(entry: Path) -> bool:
-    try:
-        return os.readlink(entry).startswith("socket:")
-    except OSError:  # closed since the folder was listed
-        return False
+    return sum(_sent(int(entry.name)) for entry in _SOCKETS.iterdir() if entry.is_socket())
 
 
 def _sent(descriptor: int) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -65,13 +66,14 @@ def watch(run: Callable[[], object], device: torch.device) -> StepWork:
         for event in memory
         if event.device_type().name.lower() == device.type
     ]
-    peak, left = _running(size for _, size in sorted(sizes, key=lambda size: size[0]))
+    ordered = sorted(sizes, key=lambda size: size[0])
+    held = list(accumulate((size for _, size in ordered), initial=0))
     operations: dict[str, float] = defaultdict(float)
     for event in events:
         if event.name() in PRODUCTS:
             dtype = event.dtypes()[0]
             operations[SHORT.get(dtype, dtype)] += _operations(event.shapes(), PRODUCTS[event.name()])
-    return StepWork(peak, left, dict(operations))
+    return StepWork(max(held), held[-1], dict(operations))
 
 
 Made = TypeVar("Made", bound=Optimizer)
@@ -95,19 +97,6 @@ def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
     48.0
     """
     return 2.0 * math.prod(shapes[first]) * shapes[first + 1][-1]
-
-
-def _running(sizes: Iterable[int]) -> tuple[int, int]:
-    """The largest of the running sums, and the last one.
-
-    >>> _running([8, -8, 4, 4, -2])
-    (8, 6)
-    """
-    now = peak = 0
-    for size in sizes:
-        now += size
-        peak = max(peak, now)
-    return peak, now
 
 
 def state_bytes(optimizer: Optimizer) -> int:

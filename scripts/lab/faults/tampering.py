@@ -5,6 +5,7 @@ To this module a checkpoint is just a folder of files. ``tests/checkpoint/test_u
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import resource
@@ -123,23 +124,19 @@ def _loaded(folder: Path, begun: float) -> Seen:
     except Exception as error:
         moved = saved_job.digest(model, both) != before
         seen = _said(error, begun, half_loaded=moved)
-        return replace(seen, message="\n".join([seen.message, *logged]), line_due=True)
+        return replace(seen, message=f"{seen.message}\n{logged.getvalue()}".strip(), line_due=True)
     return Seen(equal=saved_job.holds(model, both, OLD), seconds=time.monotonic() - begun)
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _logged() -> Iterator[io.StringIO]:
     """Collect what libraries log, because a user at a terminal would see it."""
-    found: list[str] = []
-    handler = logging.Handler()
-    handler.setFormatter(logging.Formatter())
-    handler.emit = lambda record: found.append(handler.format(record))  # type: ignore[method-assign]
-    root = logging.getLogger()
-    root.addHandler(handler)
+    handler = logging.StreamHandler(found := io.StringIO())
+    logging.getLogger().addHandler(handler)
     try:
         yield found
     finally:
-        root.removeHandler(handler)
+        logging.getLogger().removeHandler(handler)
 
 
 def _said(error: Exception, begun: float, **more: Any) -> Seen:
