@@ -32,11 +32,7 @@ def count(text: str) -> int:
 
 
 def made(folder: Path) -> Path:
-    """Make a folder to write to, if it is missing.
-
-    Raises:
-        UsageError: the path is a file, or the folder cannot be made or written to.
-    """
+    """Make a missing folder to write to; UsageError if it is a file, or cannot be made or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         reason = None if os.access(folder, os.W_OK | os.X_OK) else "no permission"
@@ -63,11 +59,7 @@ def write_changed(texts: Mapping[Path, str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file. An existing file is replaced only when the new file is complete.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a text file, or raise UsageError. An existing file is replaced only by a complete new one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")

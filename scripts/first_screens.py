@@ -112,11 +112,7 @@ def problems(driver: Any, height: int) -> list[str]:
 
 
 def write(target: Path, names: Sequence[str] = ()) -> None:
-    """Write the screenshots, and check each page.
-
-    Raises:
-        UsageError: a page fails the check; all screenshots are written first.
-    """
+    """Write all screenshots, and check each page; UsageError says at the end which pages failed."""
     if lacking := missing():
         print(f"skipped: this needs {', '.join(lacking)}")
         return

@@ -173,11 +173,7 @@ async def _get_msg_looking_again(
 
 
 def refuse(problems: Sequence[Problem]) -> None:
-    """Raise an error if there are problems.
-
-    Raises:
-        NotebookProblemsError: lists all of them.
-    """
+    """Raise a NotebookProblemsError that lists the problems, if there are any."""
     if problems:
         raise NotebookProblemsError("\n".join(map(str, problems)))
 

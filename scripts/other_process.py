@@ -18,10 +18,7 @@ def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None
     """Run a Python script with the loopback slowed to ``rate`` (in tc's notation); its output goes to stderr.
 
     The script gets a file as an additional last argument, and writes its result there. Returns the file's
-    content, or None if this machine cannot limit the loopback.
-
-    Raises:
-        SystemExit: the script failed.
+    content, or None if this machine cannot limit the loopback. Raises SystemExit if the script failed.
     """
     with TemporaryDirectory() as folder:
         found, shaped = Path(folder) / "found", str(Path(__file__).with_name("shaped.sh"))

@@ -76,11 +76,7 @@ def unpack(own: str, *needed: str) -> None:
 
 
 def read_notebook(path: Path) -> NotebookNode:
-    """A notebook with at least one cell.
-
-    Raises:
-        UsageError: the file is missing, or is not a notebook; the message says how to restore it.
-    """
+    """A notebook with a cell; if the file is missing or broken, UsageError says how to restore it."""
     remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` builds it again"
     if not path.is_file():
         raise UsageError(f"{path} is missing; {remedy}")

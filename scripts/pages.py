@@ -107,11 +107,7 @@ class Frames:
 
 
 def committed(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The lessons' notebooks whose names start with one of ``prefixes``; all if there are no prefixes.
-
-    Raises:
-        UsageError: a prefix matches no lesson's name.
-    """
+    """The notebooks whose names start with a prefix, or all; UsageError if one matches no lesson's name."""
     names = [lesson.file for lesson in series.LESSONS]
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):

@@ -253,11 +253,7 @@ def _alike(named: Sequence[str]) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Each file that this script writes, and its text.
-
-    Raises:
-        UsageError: the README has no place for the film.
-    """
+    """Each file that this script writes, and its text; UsageError if the README has no place for the film."""
     text, run = README.read_text(encoding="utf-8"), recording.load()
     if not _README_PART.search(text):
         raise UsageError(f"{README.name} has no part between this script's markers")

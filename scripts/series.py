@@ -75,11 +75,7 @@ def with_series(text: str, lesson: series.Lesson) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Each file that this script writes, and its text.
-
-    Raises:
-        UsageError: the README is missing or has no place for the table, or a text has no place for its parts.
-    """
+    """Each file that this script writes, and its text; UsageError if one has no place for its parts."""
     if not README.is_file() or not _README_PART.search(_read(README)):
         raise UsageError(f"{README} is missing, or has no part between this script's markers")
     texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}

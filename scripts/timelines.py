@@ -157,21 +157,13 @@ def run(
         links.append((rate, bytes_of(rate), pickle.loads(shaped)))
     machine = given or average_machines(before, calibrate())
     machines = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
-    return machine, [
-        (
-            RecordedStep(
-                strategy,
-                window,
-                link,
-                limit,
-                tuple(round(s.seconds, 5) for s in steps),
-                middle(steps),
-            ),
-            predict_case(task, machines[limit], strategy, window),
-        )
-        for link, limit, found in links
-        for (strategy, window), steps in zip(CASES, found, strict=True)
-    ]
+    found = []
+    for link, limit, of_cases in links:
+        for (strategy, window), steps in zip(CASES, of_cases, strict=True):
+            seconds = tuple(round(step.seconds, 5) for step in steps)
+            recorded_step = RecordedStep(strategy, window, link, limit, seconds, middle(steps))
+            found.append((recorded_step, predict_case(task, machines[limit], strategy, window)))
+    return machine, found
 
 
 def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
@@ -239,8 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if chosen.again:
             recording = recorded()
-            said = predict_recorded(recording)
-            found = [(step, said[step.strategy, step.window, step.link]) for step in recording.steps]
+            again = predict_recorded(recording)
+            found = [(step, again[step.strategy, step.window, step.link]) for step in recording.steps]
             print(table(found))
             write(RESULTS, recording, found)
             return 0
@@ -249,13 +241,8 @@ def main(arguments: list[str] | None = None) -> int:
     except TutorialError as error:
         print(error, file=sys.stderr)
         return 2
-    steps = tuple(step for step, _ in found)
-    recording = Recording(
-        about(task, machine, chosen.rate, command_line("timelines", arguments)),
-        asdict(task),
-        asdict(machine),
-        steps,
-    )
+    said = about(task, machine, chosen.rate, command_line("timelines", arguments))
+    recording = Recording(said, asdict(task), asdict(machine), tuple(step for step, _ in found))
     print(table(found))
     if chosen.folder:
         write(chosen.folder, recording, found)

@@ -60,7 +60,7 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
     """Measure all contenders. Contenders take turns, so that other load slows all of them alike."""
     contenders = {name: _warm(name, work) for name in names}
     asked = {name: _asked(contender, work) for name, contender in contenders.items()}
-    wires = {name: _wire(asked[name]) for name in names}
+    wires = {name: sum((entry.wire for entry in asked[name].entries), GlooTraffic()) for name in names}
     tcp = {name: _read_tcp(contenders[name], work, wires[name]) for name in names}
     memory = {name: _read_memory(contender, work) for name, contender in contenders.items()}
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
@@ -92,10 +92,6 @@ def _asked(contender: Contender, work: Workload) -> TorchCollectives:
     with TorchCollectives(contender.world.at) as asked:
         _step(contender, work, 0)
     return asked
-
-
-def _wire(asked: TorchCollectives) -> GlooTraffic:
-    return sum((entry.wire for entry in asked.entries), GlooTraffic())
 
 
 def _read_tcp(contender: Contender, work: Workload, wire: GlooTraffic) -> int | None:

@@ -63,11 +63,7 @@ class Peer:
     compiles: bool = False
 
     def contender(self) -> StepContender:
-        """Import the package.
-
-        Raises:
-            UsageError: the package is not installed, or cannot be imported; the message is a line to print.
-        """
+        """Import the package; UsageError has a line to print if it is not installed or fails."""
         try:
             source = f"{self.package} {version(self.package)}"
             module = self.load()

@@ -108,11 +108,7 @@ class Rig:
 
 
 def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
-    """One rank's parameters and optimizer. All ranks must call it.
-
-    Raises:
-        TutorialError: the package's error about a blueprint that does not fit.
-    """
+    """One rank's parameters and optimizer; TutorialError if a blueprint does not fit. All ranks must call."""
     params = _parameters(plan, world)
     named = [(f"w{index}", params[index]) for index in plan.order]
     given = named if plan.has_names else [param for _, param in named]

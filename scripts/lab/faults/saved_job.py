@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from muon_tutorial import LiveWorld, Muon, MuonWithAdamW
 from muon_tutorial.step.parameter_state import local_part
@@ -67,10 +67,7 @@ def _gradient(step: int, index: int, shape: tuple[int, ...]) -> Tensor:
 def _cut(grad: Tensor, param: Tensor) -> Tensor:
     if not isinstance(param, DTensor):
         return grad
-    mesh, rank = param.device_mesh, param.device_mesh.get_local_rank()
-    rows = -(-len(grad) // mesh.size())
-    local = grad[rank * rows : (rank + 1) * rows].contiguous()
-    return DTensor.from_local(local, mesh, param.placements, shape=grad.shape, stride=grad.stride())
+    return distribute_tensor(grad, param.device_mesh, param.placements, src_data_rank=None)
 
 
 @cache
