@@ -70,7 +70,6 @@ def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int
 
 
 def sends_exercise() -> Exercise:
-    """The exercise: a gather of one matrix, judged on matrices that lie in one, two or more slices."""
     tried = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
     cases = [(matrix, length, place, dp) for matrix, length, dp in tried for place in range(dp)]
     hints = (

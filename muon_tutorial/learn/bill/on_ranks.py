@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from ... import LiveWorld, build_mesh
-from ...plan.strategies import Builder
 from ..the_mirror.on_ranks import count_step, parameters_on, plan_of
 from .costs import BUILDERS, StepBill, holders, rows_of
 
@@ -19,13 +18,12 @@ def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, StepBill]:
     """Count a step of the package's Muon with each strategy, on this rank. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
-    return {name: _count(world, name, build, seed) for name, build in BUILDERS.items()}
-
-
-def _count(world: LiveWorld, name: str, build: Builder, seed: int) -> StepBill:
-    muon, ledger = count_step(world, parameters_on(world.at, seed), build)
-    kept = sum(state["momentum_buffer"].nbytes for state in muon.state.values())
-    return StepBill(name, rows_of(ledger, world.at.rank), kept)
+    bills = {}
+    for name, build in BUILDERS.items():
+        muon, ledger = count_step(world, parameters_on(world.at, seed), build)
+        kept = sum(state["momentum_buffer"].nbytes for state in muon.state.values())
+        bills[name] = StepBill(name, rows_of(ledger, rank), kept)
+    return bills
 
 
 Fetched = tuple[int, bool | None]

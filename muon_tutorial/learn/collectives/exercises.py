@@ -214,7 +214,6 @@ _CASES: tuple[tuple[Kind, int, int, int], ...] = (
 
 
 def check_formula() -> Exercise:
-    """The exercise: bytes that one rank sends on a ring, for any collective, dtype and number of ranks."""
     slips = (
         ("Those are entries. Each takes itemsize bytes.", lambda *given: ring_formula(*given) / given[2]),
         ("That is one half of an all_reduce.", lambda kind, *given: ring_formula("all_gather", *given)),
@@ -236,7 +235,6 @@ def ring_seconds(size: float, ranks: int, latency: float, bandwidth: float) -> f
 
 
 def check_seconds() -> Exercise:
-    """The exercise: how long a ring's all_reduce takes, from latency and bandwidth."""
     cases = [(1e6, 2, 1e-4, 1e9), (1e6, 64, 1e-4, 1e9), (4096.0, 8, 5e-6, 2e9)]
     slips = (
         ("That is one half of an all_reduce.", lambda *given: ring_seconds(*given) / 2),

@@ -104,8 +104,7 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
             if all(note.stop is not None for note in notes):
                 raise
             stuck = str(error).splitlines()[0]
-    given = bring(rank, ranks)
-    changed = not all(map(torch.equal, mine, given))
+    changed = not all(map(torch.equal, mine, bring(rank, ranks)))
     return CallReport(returned, tuple(notes), stuck, changed)
 
 

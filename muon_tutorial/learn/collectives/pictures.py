@@ -125,7 +125,6 @@ def _say(message: Message, sums: bool) -> str:
 
 
 def explore_sum(run: MessageLog, live: bool = True) -> Shell | Picture:
-
     def draw(moment: int) -> Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
 

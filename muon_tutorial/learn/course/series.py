@@ -38,7 +38,6 @@ class Lesson:
 
     @property
     def number(self) -> str:
-        """Its place in the course, in two digits."""
         return self.stem[:2]
 
     @property

@@ -117,7 +117,6 @@ def _say_pass(error: RankFailedError) -> str:
 
 
 def tokens_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
-    """The exercise: the same pass with sequence parallelism, on real ranks."""
     play = partial(on_ranks.run_layers, dp=dp, tp=tp, backend=backend, parts=tp)
     kept = on_ranks.BATCH * DOWN[0]
     praise = f"Each rank keeps {kept} entries of y. After your all_reduce it would keep {tp * kept}."

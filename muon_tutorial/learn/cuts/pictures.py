@@ -36,7 +36,6 @@ class LinearOperand:
     partial: bool = False
 
     def box(self, tp_rank: int, tp: int) -> Box:
-        """The part that one tp coordinate holds."""
         return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), tp_rank, tp)
 
     def say(self, tp_rank: int, tp: int) -> str:

@@ -40,7 +40,6 @@ class FusedRows:
         return sorted({holder for part in range(3) for holder in self.holders(part, head)})
 
     def torn(self) -> list[int]:
-        """The heads whose rows lie at several tp coordinates."""
         return [head for head in range(self.heads) if len(self.ranks_of(head)) > 1]
 
     def name(self, row: int) -> str:

@@ -180,7 +180,6 @@ def with_window_3(computes: float, waits: float, count: int) -> float:
 
 
 def recorded_exercise() -> Exercise:
-    """The exercise: what ``makespan`` says of a recorded step."""
     slips = (
         ("computes and waits are of all matrices together.", lambda c, w, n: makespan([w] * n, [c] * n, 3)),
         ("That is the time with a window of 1.", lambda c, w, n: c + w),

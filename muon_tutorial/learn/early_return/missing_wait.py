@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import Grid
-from ...engine.collective import Collective, Start, Wait, Walk
+from ...engine.collective import Start, Wait, Walk
 from ...timing.timed_world import TimedWorld
 from ...timing.timeline import StepTimeline, predicted_timeline
 from ...worlds.local import LocalWorld
@@ -103,16 +103,14 @@ def _early_writes(timeline: StepTimeline) -> dict[int | None, float]:
 
 def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:
     gather = partial(asked_for, "gather", milliseconds=GATHER, ranks=ranks)
-
-    def share(index: int, buffer: Tensor) -> Collective:
-        return asked_for("share", index, milliseconds, ranks)
+    share = partial(asked_for, "share", milliseconds=milliseconds, ranks=ranks)
 
     def work(index: int, whole: Any) -> Tensor:
         busy_for(WORK)
         return buffers[0]
 
     buffers = [torch.empty(1, device="meta") for _ in range(2)]
-    walks = [guarded(program, COUNT, gather, work, share, buffers) for _ in range(ranks)]
+    walks = [guarded(program, COUNT, gather, work, lambda i, _: share(i), buffers) for _ in range(ranks)]
     return predicted_timeline(TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks))
 
 

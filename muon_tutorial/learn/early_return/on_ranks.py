@@ -107,8 +107,7 @@ def run_on_slow_links(
     count: int = 6,
     backend: str = "gloo",
 ) -> list[StepTimeline]:
-    """For each window, run a loop ``steps`` times, with a slow link for each rank, and return the fastest
-    run.
+    """The fastest of ``steps`` runs of a loop for each window, with a slow link for each rank.
 
     There, a gather takes ``SLOWER`` times as long as the work on a matrix takes on this machine: then overlap
     pays even if the cores are busy with other programs, too.

@@ -101,7 +101,8 @@ _WORDS["transfer"] = "has on its way"
 
 
 def _panel(step: PredictedStep, window: int) -> Panel:
-    times = f"{step.milliseconds:.0f} ms, of which rank 0 waits {step.exposed:.0f}"
+    took, waited = 1000 * step.timeline.seconds, 1000 * step.timeline.total("wait", 0)
+    times = f"{took:.0f} ms, of which rank 0 waits {waited:.0f}"
     return Panel(f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB", step.timeline, (0, 1))
 
 

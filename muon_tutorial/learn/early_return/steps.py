@@ -31,15 +31,6 @@ class PredictedStep:
     timeline: StepTimeline
     peak: int
 
-    @property
-    def milliseconds(self) -> float:
-        return 1000 * self.timeline.seconds
-
-    @property
-    def exposed(self) -> float:
-        """Milliseconds that rank 0 waits."""
-        return 1000 * self.timeline.total("wait", 0)
-
 
 def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
     """``zero1``, with one matrix for each rank in every bucket."""

@@ -21,7 +21,6 @@ CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take t
 
 
 def check_columns(dp: int, tp: int) -> Exercise:
-    """The exercise: given a whole matrix, return the columns that a rank holds."""
     grid, whole = Grid.of(dp=dp, tp=tp), weight(0)
 
     def judge(function: Callable[[Tensor, int], Any]) -> str | Diagnosis | None:
@@ -123,7 +122,6 @@ def _found_in(whole: Tensor, piece: Tensor) -> Boxes:
 
 
 def check_join(dp: int, tp: int) -> Exercise:
-    """The exercise: join all ranks' columns into the whole matrix."""
     wanted = weight(0)
     pieces = [my_columns(wanted, rank, tp) for rank in range(dp * tp)]
 

@@ -42,7 +42,6 @@ def local_gradient(seed: int, dp_position: int) -> Tensor:
 
 
 def mean_gradient(seed: int, dp: int) -> Tensor:
-    """The gradient on all data: the mean over dp positions."""
     return torch.stack([local_gradient(seed, position) for position in range(dp)]).sum(0) / dp
 
 

@@ -34,8 +34,6 @@ Letters = Literal["", "before", "momentum", "after"]
 
 @dataclass(frozen=True, slots=True)
 class MovingPiece:
-    """A piece on its way from one rank to another."""
-
     piece: Piece
     source: int
     target: int

@@ -63,8 +63,7 @@ def fair_shares(ranks: int, way: Way = "by index") -> float:
 
 
 def shares_by_index(costs: Sequence[float], ranks: int) -> float:
-    """The exercise's reference: the busiest rank's work over a fair share, if matrix i goes to rank i %
-    ranks.
+    """The exercise's reference: the busiest rank's work over a fair share, if rank i % ranks has matrix i.
 
     >>> shares_by_index([3, 1, 1], 2)
     1.6
@@ -78,7 +77,6 @@ def in_shares(loads: Sequence[float]) -> float:
 
 
 def check_fair_shares() -> Exercise:
-    """The exercise: the makespan of round robin, in fair shares."""
     cases = [([4, 1, 1, 4, 1, 2], 2), ([4, 1, 1, 4, 1, 2], 3), ([5, 5], 4), ([1, 2, 3, 4, 5, 6], 4)]
 
     def in_blocks(costs: Sequence[float], ranks: int) -> float:

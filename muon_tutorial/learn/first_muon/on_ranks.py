@@ -131,8 +131,6 @@ class BufferReport:
 
 @dataclass(frozen=True, slots=True)
 class SharingRun:
-    """One run in which all ranks share their updates."""
-
     seed: int
     lacking: Lacking
     reports: tuple[BufferReport, ...]

@@ -23,8 +23,6 @@ When = Literal["before", "after"]
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
 _SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
 _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
-Panels = Sequence[tuple[str, Sequence[int]]]
-"""For each way to divide the work: its title, and each matrix's owner."""
 
 
 def hero() -> Picture:
@@ -153,9 +151,9 @@ def draw_toy() -> Picture:
 
 
 def _draw_packings(
-    panels: Panels, costs: Sequence[float], ranks: int, unit: str, name: str, alt: str, bar: int = 20
+    panels: Sequence[Any], costs: Sequence[float], ranks: int, unit: str, name: str, alt: str, bar: int = 20
 ) -> Picture:
-    """Ways to divide the same work, side by side: one bar per rank, one piece per matrix."""
+    """Ways to divide work, side by side, each with its title and owners: a bar a rank, a piece a matrix."""
     figure, said = card(900, 110 + bar * ranks), [alt]
     fair = sum(costs) / ranks
     most = max(max(loads_of(costs, owners, ranks)) for _, owners in panels)

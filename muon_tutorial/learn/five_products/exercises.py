@@ -219,7 +219,6 @@ def bound_values(steps: int) -> Exercise:
 
 
 def write_flops() -> Exercise:
-    """The exercise: the FLOPs of all products, for wide, tall and square matrices."""
     cases = [(64, 256, 5), (256, 64, 5), (768, 768, 3), (10, 70, 1)]
 
     def without_square(m: int, n: int, steps: int) -> int:

@@ -34,8 +34,6 @@ def guess(ranks: int) -> Exercise:
 
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: an ``assign_fn`` for the ranks of a group."""
-
     def play(assign: Callable) -> FunctionsRun:
         return run_functions(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
 
@@ -47,8 +45,6 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
 def check_gather(
     dp: int, tp: int, seed: int, before: Exercise, backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
-    """The exercise: a ``gather_fn`` for uneven and empty shards."""
-
     def play(gather: Callable) -> FunctionsRun:
         return run_functions(dp, tp, seed, functions_of(before, gather), "gather", backend, timeout)
 
@@ -333,7 +329,6 @@ def quiz() -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int, backend: str) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """The lesson's exercises on ranks: the prediction, and the three functions."""
     assigned = check_assign(dp, tp, seed, backend)
     gathered = check_gather(dp, tp, seed, assigned, backend)
     return guess(dp * tp), assigned, gathered, check_redistribute(dp, tp, seed, (assigned, gathered), backend)

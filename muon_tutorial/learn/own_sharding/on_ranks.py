@@ -231,7 +231,6 @@ def config_of(functions: ThreeFunctions, state: State) -> DistributedConfig:
 
 
 def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
-    """Whether an answer of ``assign`` is valid."""
     return (
         isinstance(owners, dict)
         and set(owners) == set(range(count))

@@ -120,8 +120,6 @@ def _drawn(count: int, *shapes: Shape) -> list[tuple[Tensor, ...]]:
 
 
 def write_nearness() -> Exercise:
-    """The exercise: cosine and distance of two matrices."""
-
     def of(cosine: Callable[..., Tensor], distance: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
         return lambda update, right: [cosine(update, right), distance(update, right)]
 
@@ -147,8 +145,6 @@ def write_nearness() -> Exercise:
 
 
 def write_shares() -> Exercise:
-    """The exercise: where an update's energy is, in the gradient's own directions."""
-
     def parts(turned: Tensor, power: int) -> tuple[Tensor, Tensor, Tensor]:
         """The energy on the diagonal, in the square, and in the whole matrix."""
         sizes = turned.abs() ** power

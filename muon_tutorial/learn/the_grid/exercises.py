@@ -45,7 +45,6 @@ def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None
 
 
 def groups_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: a function that returns the dp groups and the tp groups of any grid."""
     grids = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Groups) -> Diagnosis | None:

@@ -29,9 +29,8 @@ def read_groups(said: object) -> list[list[int]] | None:
     if not isinstance(said, (list, tuple)):
         return None
     for group in said:
-        if not isinstance(group, (list, tuple, set, frozenset, range)):
-            return None
-        if any(type(rank) is not int for rank in group):
+        is_group = isinstance(group, (list, tuple, set, frozenset, range))
+        if not is_group or any(type(rank) is not int for rank in group):
             return None
     return [list(group) for group in said]
 

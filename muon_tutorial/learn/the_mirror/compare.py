@@ -67,20 +67,6 @@ class StepDifference:
         order = [(mark.phase, mark.how == "missing", mark.held, mark.rank) for mark in others]
         return others[order.index(min(order))] if others else None
 
-    def __str__(self) -> str:
-        first, lines = self.first, []
-        for phase, name in enumerate(PHASES, 1):
-            if first and first.phase == phase:
-                said = f"{first.what}{self.stopped}"
-            else:
-                sent = sum(mark.phase == phase and bool(mark.what) for mark in self.marks)
-                quiet = "nothing is sent, and what ranks hold has the same bits"
-                said = f"{sent} requests, the same bits" if sent else quiet
-            lines.append(f"{phase} {name:24} {said}")
-            if first and first.phase == phase:
-                return "\n".join(lines)
-        return "\n".join([*lines, f"stopped at the end: {self.broke}"] if self.broke else lines)
-
 
 def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDifference:
     """Compare every rank's requests with those of the package's step, phase by phase, to the bit."""
@@ -116,7 +102,7 @@ def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
             asked = PHASES.index(came[number].label.phase) + 1
             yield Mark(rank, asked if asked in _QUIET else phase, "wrong", wrong)
             break
-        yield Mark(rank, phase, "same", str(due))
+        yield Mark(rank, phase, "same")
     for extra in came[len(right.of_rank(rank)) :]:
         phase = PHASES.index(extra.label.phase) + 1
         yield Mark(rank, phase, "wrong", f"rank {rank} asks for {extra}, which is one request too many.")

@@ -161,8 +161,6 @@ def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
 
 
 def unpack_exercise() -> Exercise:
-    """The exercise: unpack a matrix from its flat range in the bucket."""
-
     def judge(unpack: Unpack) -> str | None:
         _refuse_blanks(unpack)
         for plan in (plan_of(dp, tp) for dp, tp in GRIDS):

@@ -129,16 +129,10 @@ def _say_moment(recording: StepRecording, matrix: str, moment: int) -> str:
 
 def explore(recording: StepRecording, live: bool = True, moment: int | None = None) -> Shell | Picture:
     """What all ranks hold, with a slider for the phase, beginning at ``moment``, and a button per matrix."""
-
-    start = recording.busiest()
-    names = {start: start, **{name: name for name in recording.shapes}}
+    names = dict.fromkeys([recording.busiest(), *recording.shapes])  # the busiest first
     still = film(recording) if moment is None else render(recording, moment)
-    phase = slider("phase", last=LAST, start=moment)
-
-    def draw(phase: int, matrix: str) -> Picture:
-        return render(recording, phase, matrix)
-
-    return show(draw, still, live, phase=phase, matrix=choice("matrix", names))
+    controls = {"phase": slider("phase", last=LAST, start=moment), "matrix": choice("matrix", list(names))}
+    return show(lambda phase, matrix: render(recording, phase, matrix), still, live, **controls)
 
 
 def draw_difference(difference: StepDifference) -> Picture:

@@ -42,7 +42,6 @@ def loudest(S: Tensor, share: float) -> int:
 
 
 def write_loudest() -> Exercise:
-    """The exercise: the number of directions that carry a share of the energy."""
     spectra = ([5.0, 3.0, 2.0, 1.0, 1.0, 1.0], [2.0] * 8, [4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0])
     cases = [(torch.tensor(each), share) for each in spectra for share in (0.45, 0.5, 0.95)]
 
@@ -67,7 +66,6 @@ def promise(G: Tensor, update: Tensor) -> Tensor:
 
 
 def write_promise() -> Exercise:
-    """The exercise: an update's promise under a limit on its largest singular value."""
     generator = torch.Generator().manual_seed(3)
     shapes = ((3, 5), (5, 3), (4, 4))
     cases = [tuple(torch.randn(2, *shape, generator=generator, dtype=torch.float64)) for shape in shapes]
@@ -94,7 +92,6 @@ def split(model: Module) -> tuple[list[str], list[str]]:
 
 
 def write_split(model: Module) -> Exercise:
-    """The exercise: which of a model's parameters Muon steps, and which AdamW steps."""
     hidden, rest = map(set, split(model))
 
     def judge(function: Callable[[Module], Any]) -> str | None:

@@ -45,7 +45,6 @@ def address(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, in
 
 
 def address_exercise() -> Exercise:
-    """The exercise: in which slice is an entry, and where?"""
     plan = plan_of(4, 1, 400)
     metas = [meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name in ("A", "C", "E")]
     cases = [
@@ -92,7 +91,6 @@ def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
 
 
 def range_exercise() -> Exercise:
-    """The exercise: the interval of a matrix within a slice, as in ``plan.dist_meta``, on several grids."""
     due: dict[tuple[Interval, int, int], Interval] = {}
     for plan in (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS):
         for at in map(plan.grid.at, plan.grid.ranks):

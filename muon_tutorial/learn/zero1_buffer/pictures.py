@@ -108,11 +108,9 @@ def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: 
 def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
     sizes = {str(size): size for size in dict.fromkeys((bucket, *BUCKETS))}
     dp = slider("dp", first=1, last=max(DATA_PARALLEL), start=min(plan.grid.size("dp"), max(DATA_PARALLEL)))
-
-    def draw(bucket: int, dp: int) -> Picture:
-        return draw_rulers(plan_of(dp, plan.grid.size("tp"), bucket))
-
-    return show(draw, draw_rulers(plan), live, bucket=choice("bucket", sizes), dp=dp)
+    tp, buttons = plan.grid.size("tp"), choice("bucket", sizes)
+    still = draw_rulers(plan)
+    return show(lambda bucket, dp: draw_rulers(plan_of(dp, tp, bucket)), still, live, bucket=buttons, dp=dp)
 
 
 def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
