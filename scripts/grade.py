@@ -53,7 +53,7 @@ def try_build(build: str, folder: Path) -> tuple[int, str]:
 
 
 def answers() -> dict[tuple[str, ...], int]:
-    """The points of each exercise whose functions my_muon.py keeps, by their names."""
+    """For each exercise whose functions go into my_muon.py: their names, and its points."""
     kept = blocks.reference()[1]
     lessons = dict.fromkeys(block.lesson for block in kept.values())
     stubs = [each for lesson in lessons for each in exercises_of(lesson)]

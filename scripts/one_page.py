@@ -107,7 +107,7 @@ class DistributedMuon:
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # bf16, as Newton–Schulz needs: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has all of its tp piece of each matrix.
-        x = self.gather_over_dp(x)  # [B]; only matrices that lie in two slices need it, but the code is short
+        x = self.gather_over_dp(x)  # [B]; only matrices in two slices need it, but this keeps the code short
 
         for matrix in self.matrices:
             # dp position k works on a matrix if slice k overlaps its slot: several do if slices meet inside.

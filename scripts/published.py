@@ -36,8 +36,8 @@ OPENING = (
     "changed to fit a row. Bytes, collectives and operations are exact arithmetic: agreement shows that "
     "we understood what was published, and no more. Seconds follow from a machine's file of datasheets "
     "and estimates: they are predictions. Every number is compared in size. Where shapes or hardware were "
-    "not published in full, we filled in the rest, and the row says *assumed*. Where the sign could have "
-    "been another, it is compared, too."
+    "not published in full, we filled in the rest, and the row says *assumed*. If a claim has a direction "
+    "(above or below some value), *same sign* compares that, too."
 )
 
 

@@ -72,9 +72,9 @@ NOTES = (
     "sleep divided by the number of ranks or, if longer, the sleep of the costliest matrix; for equal "
     "matrices, the sleep of ⌈matrices / ranks⌉ of them. *over the best*: seconds / best. *torch alone*: the"
     " same ratio for ranks that only repeat the step's calls of ``torch.distributed`` and its sleeps, in "
-    "the step's order. Both ratios come from the fastest of three steps, so by noise either may be the "
-    "smaller. *peak*: the most bytes that a rank's step held besides parameters, gradients and momentum, "
-    "measured without sleep, and predicted by the same step on tensors without data.",
+    "the step's order. Both ratios come from the fastest of three steps, so noise may make either of them "
+    "the smaller one. *peak*: the most bytes that a rank's step held besides parameters, gradients and "
+    "momentum, measured without sleep, and predicted by the same step on tensors without data.",
 )
 
 
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--orthogonalize",
         default=STOCK,
-        help="real work's Newton–Schulz; take float32 where the processor has no units for bf16",
+        help="Newton–Schulz recipe of the real work; take float32 where the processor has no units for bf16",
     )
     asked = parser.parse_args(arguments)
     if min(asked.ranks) < 2:

@@ -1,7 +1,7 @@
 """Finds the widgets that a notebook displays, by running only the cells that each of them needs.
 
-A cell that displays a widget reads the parameter ``widgets``. Of the cells above it, only those are run that
-write a name that it needs.
+A cell that displays a widget reads the parameter ``widgets``. Of the cells above it, only those that write a
+name it needs are run.
 """
 
 from __future__ import annotations

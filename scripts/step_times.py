@@ -327,7 +327,7 @@ def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: 
         for case, its in found
     ]
     notes = (
-        f"{LAYERS} matrices of {WIDTH} × {WIDTH} in fp32, a matrix a bucket. Times are from before "
+        f"{LAYERS} matrices of {WIDTH} × {WIDTH} in fp32, one per bucket. Times are from before "
         "`backward()` until `ready_gradients()` has returned, on the slowest rank; medians of rounds that "
         "take turns.",
     )
@@ -414,7 +414,7 @@ def write_all(
         steps_table(steps, said, command),
     ]
     scatter(out / "step_times.svg", steps, said)
-    shown = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
+    shown = {"step_times.svg": "Predicted over measured milliseconds of a step, one point per configuration"}
     held = {link: json.loads(machine.text()) for link, machine in machines.items()}
     results.write_results(out, "step_times", "Seconds of a step", "", about, tables, shown, machines=held)
     print(results.markdown(tables[:2]))

@@ -290,7 +290,7 @@ PLANTED = {
 
 @pytest.mark.parametrize(("path", "source"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -> None:
-    """That the package itself passes shows what is allowed."""
+    """The package itself passes, which shows what is allowed."""
     file = tmp_path / PACKAGE / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source, encoding="utf-8")

@@ -193,11 +193,11 @@ def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> Iterator[PublishedFigu
         "1.1%",
         _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
         (
-            _share("the step on the GPU, of the GPU's span", muon.optimizer.total, muon.gpu_span, 0),
+            _share("the step's share of the GPU's span", muon.optimizer.total, muon.gpu_span, 0),
             _share("the same without its communication", bare, muon.gpu_span, 0),
-            _share("AdamW's, communication apart, likewise", adamw.optimizer.total, adamw.gpu_span, 1),
+            _share("AdamW's share without its communication", adamw.optimizer.total, adamw.gpu_span, 1),
             _share(
-                "AdamW's with its communication, likewise",
+                "AdamW's share with its communication",
                 adamw.optimizer.total + adamw.kernels,
                 adamw.gpu_span,
                 0,
@@ -231,7 +231,7 @@ def _of_async_and_state(summaries: Mapping[str, TraceSummary], sizes: StepSizes)
             _times("kernels alone, which spin while they wait", muon_async.kernels, muon.kernels, 2),
             _times("time in which any of them ran", muon_async.communicating, muon.communicating, 2),
             _times("the GPU's span: faster, in one run each", muon_async.gpu_span, muon.gpu_span, 3),
-            _times("what it gains, and the gathers over dp that nothing waits for", gained, slices.total, 2),
+            _times("its gain against the gathers over dp that nothing waits for", gained, slices.total, 2),
             _times("AdamW by the sum over names", adamw_async.sum_over_names, adamw.sum_over_names, 2),
             _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
         ),

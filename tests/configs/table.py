@@ -282,7 +282,7 @@ FOOT = (
     "strategies get reduced gradients, and sum nothing.",
     "",
     "If tp cuts a matrix, `gram` sums its Gram matrix over tp. *Within bound*: after both steps, each",
-    f"matrix is off by at most {DIFFERENCE:.0%} of its move under the Gram form in one process, in Frobenius",
+    f"matrix differs from one process's Gram form by at most {DIFFERENCE:.0%} of its change, in Frobenius",
     "norm (`orthogonalizers/gram.py`).",
     "",
 )

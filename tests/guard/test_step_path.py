@@ -16,7 +16,7 @@ from muon_tutorial import Muon, build_mesh, launch
 
 ROOT = Path(muon_tutorial.__file__).parent
 ANSWERING = ("worlds", "engine", "launching", "plan")
-"""Packages that answer the guard's requests, one for each axis, before the first phase."""
+"""Packages whose functions answer the guard's requests (one per axis) before the first phase."""
 
 LIMITS = {
     "functions": 74,

@@ -44,8 +44,8 @@ def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..
     """A test with a case for each answer. The answer must pass, or the reader must be told what is wrong with
     it.
 
-    A table is a pair: a function that makes an exercise, and rows. A row holds the answers, and last a part
-    of the message.
+    A table is a pair: a function that makes an exercise, and rows. A row holds the answers, and as its last
+    item a part of the message.
     """
     cases = [pytest.param(make, row, id=str(row[-1])) for make, rows in tables for row in rows]
 

@@ -42,7 +42,7 @@ def unpacked(data: bytes, like: Tensor) -> Tensor:
 
 
 def swapped(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The numbers of the other rank of a group, flat, for those of this rank."""
+    """Send this rank's numbers to the other rank of the group, and return that rank's numbers, flat."""
     mine, other = torch.frombuffer(bytearray(packed(x)), dtype=torch.uint8), 1 - group.rank()
     sizes = torch.tensor([len(mine)], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     sending: list[Any] = [dist.isend(each, group=group, group_dst=other) for each in (sizes[0], mine)]

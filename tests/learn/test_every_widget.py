@@ -28,8 +28,8 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values, in an order in which few controls move at a time. If there
-    are more than ``most``, each control moves alone, while the others are at their first values, and again
-    while they are at their last; ``most`` limits how many of its values are tried. If ``most`` is ``FEW``,
+    are more than ``most``, one control moves at a time, in two rounds: the others are first at their first,
+    then at their last values; ``most`` limits how many values of a control are tried. If ``most`` is ``FEW``,
     the second round is a single position, with all controls at their last values."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     sizes = [len(its) for its in values.values()]

@@ -55,7 +55,7 @@ WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
     (without_norm, "Was X divided by its norm?"),
     (lambda G: G / G.norm(), "That is 0 steps"),
     (lambda G: 2 * whole(G), "not where five steps"),
-    (lambda G: without_norm(G / torch.linalg.matrix_norm(G, 2)), "lead from Frobenius norm 1"),
+    (lambda G: without_norm(G / torch.linalg.matrix_norm(G, 2)), "take them from Frobenius norm 1"),
     (lambda G: whole(G.div_(2)), "has changed G itself"),
     (lambda G: None, "returns nothing"),
     (lambda G: 1, "must return a matrix"),

@@ -297,7 +297,7 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
     assert worked == sorted(worked)
     assert worked[-1] == 12  # with dp = 1, every matrix
     assert finale.best_grids(end) == {"least": (1, 4), "most_work": (1, 4)}
-    assert "the same with AdamW, text as on 4 × 1" in finale.scorecard(end)
+    assert "AdamW's loss at the end, text of 4 × 1" in finale.scorecard(end)
     assert "loss at the beginning" in finale.scorecard(end)
 
 

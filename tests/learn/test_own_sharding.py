@@ -81,7 +81,7 @@ def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[
         (lambda params, state: dict.fromkeys(range(len(params)), 0), "hold rows of it"),
         (lambda params, state: {}, "Return a dict with an owner for each"),
         (lambda params, state: tried.in_turn(model), "The busiest rank,"),
-        (by_shard_allowed, "What differs between them is the shards"),
+        (by_shard_allowed, "Only the shards differ between them"),
         (lambda params, state: state["ranks"], "raised KeyError"),
     ]
     for function, says in wrong:

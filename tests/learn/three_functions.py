@@ -95,7 +95,7 @@ def uneven(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
-    """A gather that returns what ``change`` makes of the whole matrix; ranks but the owner have None."""
+    """A gather that returns what ``change`` makes of the whole matrix, which is None except on the owner."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
 
 
@@ -147,7 +147,7 @@ GATHERED: list[tuple[Callable, str]] = [
     ),
     (gathered(lambda full, mine: mine if full is None else full), "not the owner, so it must return None"),
     (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
-    (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
+    (of_owner(lambda full: full.flip(0)), "the place of row 0 of the matrix holds row 4"),
     (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
     (
         of_owner(lambda full: full.float()),
@@ -169,7 +169,7 @@ GATHERED: list[tuple[Callable, str]] = [
     (altered(right.gather, (', group=state["group"]', "")), "Hint: Does the call name group=state['group']?"),
     (
         altered(right.gather, ("(), take, send", "(), send, take")),
-        "Hint: Only the owner takes. All ranks send to its place in the group alone",
+        "Hint: Only the owner takes. All ranks send only to its place in the group",
     ),
     (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]

@@ -97,4 +97,4 @@ def test_all_cells_run_the_widget_moves_and_its_picture_changes(page: Any, serve
     press(page, ".noUi-handle").send_keys("\ue014" * 5)  # the arrow key to the right
     wait_for_alt(page, "3 · The momentum: takes up the mean gradient")
     press(page, ".widget-play button")
-    wait_for_alt(page, "The end. Beside one process alone, 0 of 98,304 bits differ.")
+    wait_for_alt(page, "The end. Compared with one process, 0 of 98,304 bits differ.")

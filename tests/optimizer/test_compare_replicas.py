@@ -120,8 +120,8 @@ def on_another_axis(rank: int) -> list[str]:
 
 
 def unfrozen(rank: int, layout: str) -> list[str]:
-    """A rank's errors in four steps. Before the third, a matrix is unfrozen. As under DDP, gradients are
-    averaged only of parameters that trained from the beginning, until the fourth step."""
+    """A rank's errors in four steps. Before the third, a matrix is unfrozen. As under DDP, its gradient is
+    not averaged until the fourth step; the other gradients always are."""
     model, mesh, heard = perceptron(), build_mesh({"dp": 4}), []
     late = model.get_parameter("2.weight").requires_grad_(False)
     options: dict[str, Any] = {"strategy": layout, "mesh": mesh, "include_frozen": True}

@@ -91,7 +91,7 @@ def compared(rank: int, differs: str) -> list[str]:
 
 
 def unreduced(rank: int) -> tuple[str, str, list[str]]:
-    """A rank's error if it clips gradients under zero1 over tensor parallelism, and the types of copies."""
+    """A rank's error if it clips gradients under zero1 over tensor parallelism; types of gradient copies."""
     model, mesh = Net(), dp_tp()
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=mesh)

@@ -73,7 +73,7 @@ def test_a_mapping_and_a_function_go_by_the_parameters_place_in_all_groups() -> 
 
 @pytest.mark.parametrize("tp_dim", [{0: 0, 1: 1, 2: 0}, lambda index, param: (0, 1, 0)[index]])
 def test_a_parameter_keeps_its_tp_dim_when_others_leave_or_come_back(tp_dim: Any) -> None:
-    """A new one replaces the one at its place; after a change of places, it needs an entry of its own."""
+    """A new parameter uses the entry of the one it replaces; if others have moved, it needs its own entry."""
     first, second, third, new = (weight(4, 4) for _ in range(4))
     mesh = LocalWorld(Grid.of(tp=2)).mesh(0)
     muon = Muon([first, second, third], strategy="owner", mesh=mesh, tp_dim=tp_dim)

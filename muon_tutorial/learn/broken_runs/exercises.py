@@ -84,7 +84,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """Limits for the losses of all steps and dp positions: one is below the first, one above the second."""
+    """Two limits for losses of any step and dp position: between the two lowest, and the two highest."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -280,8 +280,9 @@ def _made_less_often(other: Log, mine: Log) -> bool:
 
 
 def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
-    """A function that takes all ranks' logs and returns pairs (rank, other) for whose logs ``lacks`` is true.
-    ``other`` is a rank of the rank's last call or, with ``of_all``, any rank."""
+    """A function that takes all ranks' logs and returns the pairs (rank, other) for which
+    ``lacks(logs[other], logs[rank])``. ``other`` is in the rank's last call or, with ``of_all``, is any rank.
+    """
     return lambda logs: {
         (rank, other)
         for rank, log in enumerate(logs)

@@ -90,7 +90,7 @@ def say_steps() -> str:
 class Setting:
     """What is compared: dtypes of weights and gradients, tokens a step, bandwidth relative to the file's.
 
-    ``fewer`` is AdamW's steps divided by Muon's, to the same loss; 1 compares single steps.
+    ``fewer``: AdamW's steps to a loss, divided by Muon's to the same loss. With 1, single steps are compared.
     """
 
     dtypes: str = "all fp32"
@@ -119,7 +119,7 @@ class Setting:
 
 
 def say_turns(break_even: Callable[[float, float, float, float], float], times: float = 1.1) -> str:
-    """A table of the tokens a step from which Muon leads, by strategy and speed of the links."""
+    """A table of how many tokens a step needs for Muon to lead, by strategy and speed of the links."""
     forward = forward_backward(TOKENS[0]) / TOKENS[0]
     lines = [f"Tokens per step from which Muon leads (all fp32; AdamW takes {times} × as many steps):"]
     lines += [f"{'':10}" + "".join(f"{say_bandwidth(link):>12}" for link in LINKS.values())]
@@ -239,7 +239,7 @@ def say_strategies(dp: int, tp: int) -> str:
 
 
 def least_work_and_bytes(dp: int, tp: int) -> str:
-    """The strategy that repeats the least work and, of those that repeat as little, sends least."""
+    """The strategy that repeats the least work; if there are several, the one that sends the fewest bytes."""
     grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
 
     def cost(name: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, where it turns, the quiz."""
+"""Exercises of lesson 13: bytes, AdamW's step, traces, headlines, waiting, break-even, the quiz."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ def early_exercise() -> Exercise:
     along_dp, along_tp = trace_events.at_work(gpu_step())
     right = along_dp.end - along_tp.begin
     slips = (
-        (along_tp.begin - along_dp.begin, "By the dp gather's begin, no entry has arrived yet."),
+        (along_tp.begin - along_dp.begin, "When the dp gather begins, no entry has arrived yet."),
         (along_dp.end - along_tp.end, "An entry must be there when the tp gather begins, not when it ends."),
-        (along_dp.duration, "Count from the begin of the tp gather, which is a microsecond later."),
+        (along_dp.duration, "Count from the start of the tp gather, which is a microsecond later."),
         (right / US, "Give nanoseconds, as in .begin and .end."),
-        (-right, "Count from the tp gather's begin up to the dp gather's end."),
+        (-right, "Count from the tp gather's start up to the dp gather's end."),
     )
     said = "All entries have certainly arrived when the dp gather ends."
     return guesses(
@@ -260,7 +260,7 @@ def waits_exercise() -> Exercise:
 
 
 def break_even(forward: float, adamw: float, muon: float, times: float) -> float:
-    """The exercise's reference: tokens a step from which Muon reaches a loss in less time than AdamW.
+    """The exercise's reference: how many tokens a step needs for Muon to reach a loss before AdamW.
 
     ``forward`` are the seconds of a token in forward and backward, ``adamw`` and ``muon`` those of a step.
     """
@@ -269,7 +269,7 @@ def break_even(forward: float, adamw: float, muon: float, times: float) -> float
 
 
 def turning_exercise() -> Exercise:
-    """The exercise: from how many tokens a step on Muon leads, where AdamW takes more steps."""
+    """The exercise: how many tokens a step needs for Muon to lead, if AdamW takes more steps."""
     cases = [(3, 20, 70, 1.25), (1, 10, 30, 2), (2, 40, 30, 1.5), (2, 20, 30, 1), (2, 40, 30, 1)]
     slips = (
         ("AdamW's own step is taken `times` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
@@ -312,7 +312,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, turning.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waits, break-even.
 
     Raises UsageError if dp is 1, because then nothing is sent, or if dp does not divide the bucket's entries.
     """

@@ -23,9 +23,9 @@ Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 
 
 def collectives_in(events: Iterable[Any]) -> list[TraceEvent]:
-    """A profiler's ``events()`` whose names say communication; the first begins at 0.
+    """The communication events of a profiler's ``events()``, found by name; the first begins at 0.
 
-    Without a GPU the backend's event, in the thread that sends, has the sort of the kernel that it replaces.
+    Without a GPU there are no kernels: the backend's event in the thread that sends gets the sort ``kernel``.
     """
     found = [(each.name, each.time_range) for each in events if COMMUNICATION.search(each.name)]
     first = min((time.start for _, time in found), default=0)

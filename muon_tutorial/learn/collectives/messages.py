@@ -95,7 +95,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message whose sender had received ``round`` - 1 before it; ``stop`` is None if it never arrived."""
+    """A message sent after its sender received ``round`` - 1 others; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int

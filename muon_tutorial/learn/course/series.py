@@ -91,7 +91,7 @@ PATHS = (
     CoursePath(
         "Ninety minutes",
         ("00", "09"),
-        "For readers who know ZeRO and tp, because 09 builds on 03, 05 and 07: the page about notation says"
+        "For readers who know ZeRO and tp. 09 builds on 03, 05 and 07, and the page about notation says"
         " what you need of these. You write a step that runs. In fifteen more minutes, run the finale of 16,"
         " which fills in what you have not written.",
     ),

@@ -111,7 +111,7 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
 
 def _say_pass(error: RankFailedError) -> str:
-    """What stopped a pass; for a product of sides that differ, also that a weight is (out, in)."""
+    """What stopped a pass; if the shapes of a product do not fit, also that a weight is (out, in)."""
     turn = "\nA weight is (out, in), so write x @ up.T, and hidden @ down.T."
     return say_failure(error) + turn * ("cannot be multiplied" in str(error))
 
@@ -303,7 +303,7 @@ def torn_exercise() -> Exercise:
         ("Count the heads that are not whole.", lambda heads, *more: heads - torn(heads, *more)),
     )
     hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
-    praise = "Cut as one, with tp > 1, a head's q and v are never on one rank. One by one, they lie alike."
+    praise = "Cut as one, with tp > 1, a head's q and v share no rank. Cut apart, they are on the same ranks."
     say = "{} heads of {} rows each, tp = {} and stacked = {}"
     return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
 

@@ -141,7 +141,7 @@ def wait_exercise(ranks: int) -> Exercise:
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right, but you wait for the share from the *other* buffer: two gain nothing."
+            said = "Right bits, but you wait for the share from the *other* buffer: two buffers gain nothing."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
@@ -149,7 +149,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def pipeline_exercise() -> Exercise:
-    """The exercise: the order of work under 1F1B, which of the fastest keeps the fewest micro-batches."""
+    """The exercise: 1F1B's order of work: of the fastest orders, it keeps the fewest micro-batches."""
     hints = (
         "A micro-batch is back after `stages` F and `stages` B. How many pairs F, B fit into that time?",
     )
@@ -181,7 +181,7 @@ def with_window_3(computes: float, waits: float, count: int) -> float:
 
 def recorded_exercise() -> Exercise:
     slips = (
-        ("computes and waits are of all matrices together.", lambda c, w, n: makespan([w] * n, [c] * n, 3)),
+        ("computes and waits are sums over all matrices.", lambda c, w, n: makespan([w] * n, [c] * n, 3)),
         ("That is the time with a window of 1.", lambda c, w, n: c + w),
         ("The other lane adds its first gather or its last work.", lambda c, w, n: max(c, w)),
     )

@@ -160,7 +160,7 @@ def guarded(loop: Callable[..., Any], *given: Any, most: float = math.inf) -> Wa
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[1:]
             where = f" In: {last[0].line}" if last and last[0].line else ""
-            if isinstance(error, IndexError):  # the times are a tuple, and a reader's tickets are not
+            if isinstance(error, IndexError):  # the error's text says whether it was the tuple of times
                 beyond = "tuple" in str(error)
                 where += f" Ask {'for no more than count matrices' if beyond else 'before you wait'}."
             raise MistakeError(f"The loop raised {type(error).__name__}: {error}.{where}") from error

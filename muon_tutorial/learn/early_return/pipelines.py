@@ -1,7 +1,7 @@
 """Lesson 12: pipelines. A stage's order has a forward (F) and a backward (B) for each micro-batch.
 
-With recomputing, a stage keeps a micro-batch's input from F to B, and B computes forward once more. There,
-stages, micro-batches and the order of work are real, and run in one process.
+With recomputing, a stage keeps a micro-batch's input from F to B, and B computes forward once more. To show
+recomputing, real stages run real micro-batches in their order of work, in one process.
 """
 
 from __future__ import annotations

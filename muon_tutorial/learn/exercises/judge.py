@@ -107,7 +107,7 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
-    After each failed try, it gives the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
+    A failed try gets the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
     ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
     to the reader's my_muon.py under the names in ``keeps``, one per answer. An ``optional`` exercise may
     stay open.
@@ -299,7 +299,7 @@ def _judge_written(
         except MistakeError:
             if _alike(found, wanted[: len(found)]):
                 raise
-            break  # a wrong value before it says more than the error
+            break  # an earlier wrong value says more than this error
     tried = cases[: len(found)]
     for case, mine, due in zip(tried, found, wanted, strict=False):
         if not _alike(mine, due):
@@ -389,7 +389,7 @@ def is_text(answer: Any, right: Any) -> bool:
 
 
 def is_near(answer: Any, right: Any, within: float = 0.0) -> bool:
-    """Whether an answer is right: a number may be off by ``within``, a text in its capitals, a bool not."""
+    """Whether an answer is right: numbers up to an error ``within``, texts in any case, bools exactly."""
     if isinstance(right, bool | str):
         return answer is right or (isinstance(right, str) and str(answer).casefold() == right.casefold())
     try:

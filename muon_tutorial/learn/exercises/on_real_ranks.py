@@ -22,7 +22,7 @@ from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
 
 OTHERS = "The other ranks:"
 _OURS = re.compile(rf' at File "{re.escape(str(Path(__file__).parents[2]))}.*')
-"""The end of a rank's line in a report that names a place in this package, not in the reader's code."""
+"""In a report, the end of a rank's line, if it names a place in this package, not in the reader's code."""
 _CELL = re.compile(r"Cell In\[\d+\], line")
 
 
@@ -121,7 +121,7 @@ def judge_on_ranks(
 ) -> Judge:
     """A judge that runs the reader's function on real ranks. ``say`` describes a run that failed.
 
-    An error says more than a hint about the algorithm, so after a failed run there is only ``hint``.
+    After a failed run, ``hint`` replaces the exercise's hints, because the error says more than they do.
     """
 
     def judge(function: Any) -> str | Diagnosis | None:

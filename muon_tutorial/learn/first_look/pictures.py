@@ -217,7 +217,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
 def _say_frame(film: StepFilm, moment: int) -> str:
     number, gone = film.frames[moment]
     if number == len(film.moments):
-        return f"The end. Beside one process alone, {film.verdict}. {_say_letters(film, film.moments[-1])}"
+        return f"The end. Compared with one process, {film.verdict}. {_say_letters(film, film.moments[-1])}"
     now = film.moments[number]
     said = f"{number + 1} · {now.title}: {now.what}."
     if gone < 1:
@@ -239,7 +239,7 @@ def _say_pieces(pieces: Sequence[Piece]) -> str:
 def _say_letters(film: StepFilm, moment: FilmMoment) -> str:
     letters = film.letters.get(moment.letters)
     said = ", ".join(f"rank {rank} {letter}" for rank, letter in enumerate(letters or ()))
-    return f"A letter for equal bytes: {said}." if said else ""
+    return f"Equal letters mean equal bytes: {said}." if said else ""
 
 
 _TOLD = (0, 2, 4, 5, 6, 7)
@@ -266,4 +266,4 @@ def draw_story(film: StepFilm) -> Picture:
     picture.verdict(axes, (14, rows * down + 8, 872, 36), film.verdict, not film.differ)
     told = (film.frames.index((chosen, 1.0)) for chosen in _TOLD)
     words = " ".join(_say_frame(film, moment) for moment in told)
-    return finish(figure, "first_look-step", f"{words} Beside one process alone, {film.verdict}.")
+    return finish(figure, "first_look-step", f"{words} Compared with one process, {film.verdict}.")

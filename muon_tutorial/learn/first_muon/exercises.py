@@ -355,7 +355,7 @@ def quiz(ranks: int) -> Exercise:
     return numbers(
         ("zeros", LENGTH - own, "Rank 0 fills its own matrices' places, and leaves zeros in all others."),
         ("busiest", fair_shares(WORST), printed),
-        ("bytes", on_ranks.predict_ring(ranks), "It is your all_gather's par: a segment for each other."),
+        ("bytes", on_ranks.predict_ring(ranks), "It is your all_gather's par: a segment per other rank."),
         within=1e-6,
     )
 

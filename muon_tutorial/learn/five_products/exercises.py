@@ -58,9 +58,9 @@ def write_lifting() -> Exercise:
         return None if right == MOST_STEPS else right
 
     slips = (
-        ("Ask before the first step: a value may begin at 0.5.", lambda *at: max(1, steps_needed(*at) or 1)),
+        ("Check before any step: a value may begin at 0.5.", lambda *at: max(1, steps_needed(*at) or 1)),
         ("0.5 itself is enough.", lambda s, *triple: steps_needed((1 - 1e-12) * s, *triple)),
-        ("Ask after the last step, too.", without_last),
+        ("Check after the last step, too.", without_last),
         ("You count one step too many.", shifted(1)),
         ("You count one step too few.", shifted(-1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),
@@ -177,7 +177,7 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         return why(
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
             (rounded, "That is right to two digits. Compute in G's dtype, here float64, not in bfloat16."),
-            otherwise=f"{ends}, not where five steps lead from Frobenius norm 1.",
+            otherwise=f"{ends}, not where five steps take them from Frobenius norm 1.",
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
     if made > 1.01 * enough:
@@ -251,7 +251,7 @@ def quiz(steps: int) -> Exercise:
     return numbers(
         ("growth", KELLER_JORDAN[0] ** steps, "For a tiny s only a·s counts: each step multiplies it by a."),
         ("products", 3.0 * steps, "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps."),
-        ("gflop", flops(768, 3072, steps) / 1e9, "Ask your flops, and divide by 1e9."),
+        ("gflop", flops(768, 3072, steps) / 1e9, "Call your flops, and divide by 1e9."),
         ("norm", 0.5, "Four equal squares add up to 1."),
         within=0.01,
     )

@@ -1,4 +1,4 @@
-"""Lesson 02: Newton–Schulz as a polynomial of singular values (in float64), spectra, its cost and error."""
+"""Lesson 02: Newton–Schulz as a polynomial of singular values (in float64), its cost and error; spectra."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def wires_exercise() -> Exercise:
         ("Only with tp=1 do all 8 cards carry one ring.", lambda n, tp, card: 4 * n / tp / (8 * card)),
         ("In fp32 each entry is 4 bytes.", lambda n, tp, card: n / (8 * card)),
     )
-    say, praise = "{} entries, tp={} and {:.3g} bytes a second", "tp cancels: fewer bytes, and fewer cards."
+    say, praise = "{} entries, tp={} and {:.3g} bytes a second", "tp cancels: it divides bytes and cards."
     return written(reduce_seconds, cases, *slips, say=say, praise=praise)
 
 
@@ -115,7 +115,7 @@ def most_ranks(tokens: int, flops: float, bandwidth: float) -> int:
 
 def found_limits() -> dict[str, Any]:
     """ZeRO-3's limit beside DDP's, and tp's limit in an MLP, over network cards and inside a node."""
-    halves = ((2, 1), (4, 2))  # forward, backward: operations for a token and entry, shares sent meanwhile
+    halves = ((2, 1), (4, 2))  # forward and backward: (operations per token and entry, shares sent) of each
     zero3 = min(most_ranks(TOKENS, FLOPS, card() * operations / 2 / shares) for operations, shares in halves)
     ddp, links = most_ranks(TOKENS, FLOPS, card()), {"tp_ranks": card()}
     links["tp_ranks over NVLink"] = find_machine(MACHINE).inside.bandwidth
@@ -134,7 +134,7 @@ def most_exercise() -> Exercise:
         ("A rank sends P − 1 shares twice, not P.", lambda t, flops, w: int(t * w / flops)),
         ("An all_reduce is a reduce_scatter and an all_gather: each sends P − 1 shares.", times(2)),
         ("An entry has 2 bytes in bf16, and backward takes 4 operations for it.", times(1 / 2)),
-        ("Only backward hides it, with 4 operations. Forward has 2 more, and is over.", times(3 / 2)),
+        ("Count the 4 operations of backward alone: forward's 2 run before the all_reduce.", times(3 / 2)),
         ("With one rank more, the all_reduce takes longer.", lambda *given: 1 + most_ranks(*given)),
         ("Give a whole number, rounded down.", lambda t, flops, w: 1 + t * w / flops),
     )

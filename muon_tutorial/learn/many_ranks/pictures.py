@@ -51,7 +51,7 @@ def hero() -> Picture:
     )
     last, file = found[-1], f"the file of {find_machine(MACHINE).name}"
     alt = (
-        f"Predicted seconds of a Muon step of {MODEL} with tp=8 by {file}, over ranks. {told}. The floor is "
+        f"Seconds of a Muon step of {MODEL} with tp=8, predicted by {file}, over ranks. {told}. The floor is "
         f"the largest matrix: {say_seconds(floor)}. At {last.ranks:,} ranks owners are idle for "
         f"{last.idle:.0%} of the busiest one's time."
     )

@@ -36,7 +36,7 @@ RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
 LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 """The speed of all links relative to the machine's, by its name in the widget."""
 TOKENS, FLOPS, WIDTH = 4_194_304, 400e12, 28_672
-"""A batch; operations a second of each of 16,384 H100s in training Llama 3 405B; an MLP's width in a 70B."""
+"""Tokens of a batch; FLOP/s of one H100 of 16,384 that trained Llama 3 405B; a 70B model's MLP width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Averaging:
 
 @cache
 def averaging(model: str, dp: int) -> Averaging:
-    """Backward of a batch of ``TOKENS`` at ``FLOPS``, and its all_reduces by the planner, with tp=8."""
+    """Backward of ``TOKENS`` tokens at ``FLOPS``, and its all_reduces as the planner predicts them; tp=8."""
     grid = Grid.of(dp=dp, tp=TP)
     lengths = averaged_at_once(replicated(matrices_of(model, TP), grid), grid.at(0))
     found = estimate_adamw(lengths.elements(), grid, find_machine(MACHINE), g=torch.bfloat16, sharded=False)

@@ -47,7 +47,7 @@ def check_lines() -> Exercise:
         "to_survive": {
             line_of("for step"): "After a restart, range(steps) begins at 0, so the run repeats data.",
             line_of("torch.save"): "Under FSDP2, rank 0 has only a part of each matrix, so the file "
-            "would have no more. It would also lack the momentum, and come only at the end.",
+            "would hold only that part. It would also lack the momentum, and be written only at the end.",
         },
     }
 
@@ -152,7 +152,7 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
         return Diagnosis(what, ("One optimizer.step() steps both parts.", _ORDER))
     [norm] = update.norms_stepped
     if update.largest_shard <= MAX_NORM * 1.001 < norm < update.norm_before * 0.999:
-        own = f"No rank's own part was longer than {MAX_NORM:g}: each rank has clipped its own shard."
+        own = f"No rank's own part had a norm above {MAX_NORM:g}: each rank has clipped its own shard."
         what = f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}. {own}"
         return Diagnosis(what, ("clip_grad_norm_ wants the parameters, not their local parts.",))
     if norm > MAX_NORM * 1.001:

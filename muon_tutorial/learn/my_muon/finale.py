@@ -94,7 +94,7 @@ def scorecard(finale: Finale) -> str:
     rows.append(["seconds a step", *(f"{median(record.seconds):.3f}" for record in records)])
     rows.append(["loss at the beginning", *(f"{record.losses[0]:.3f}" for record in records)])
     rows.append(["loss at the end", *(f"{record.losses[-1]:.3f}" for record in records)])
-    rows.append(["the same with AdamW, text as on 4 × 1", f"{finale.adamw[-1]:.3f}"])
+    rows.append(["AdamW's loss at the end, text of 4 × 1", f"{finale.adamw[-1]:.3f}"])
     return "\n".join(f"{row[0]:<38}" + "".join(f"{cell:>12}" for cell in row[1:]) for row in rows)
 
 

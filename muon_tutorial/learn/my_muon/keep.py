@@ -187,7 +187,7 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 
 
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
-    """How many functions of earlier lessons and lines are the reader's, and if some are, which are not."""
+    """How many functions of earlier lessons, and lines, are the reader's; if any, the names of the others."""
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]
     others = [name for name in due if name not in mine.blocks]

@@ -88,7 +88,7 @@ def start_muon(module: ModuleType, wholes: Sequence[Tensor], kinds: Sequence[str
 
 
 def _start(module: ModuleType, dp: int, tp: int) -> tuple[Any, list[nn.Parameter], list[str], Any]:
-    """What ``step_beside`` asks for: the file's optimizer, for two steps with TRIED."""
+    """The arguments of ``step_beside``: the file's optimizer, and TRIED with gradients of two steps."""
     shapes, kinds = [shape for shape, _ in TRIED], [kind for _, kind in TRIED]
     wholes = [nn.Parameter(_integers(shape, 0, i) / 8) for i, shape in enumerate(shapes)]
     places = ((step, place) for step in (1, 2) for place in range(dp))

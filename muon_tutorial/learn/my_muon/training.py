@@ -38,8 +38,8 @@ ADAMW_LR = 0.003
 class RunRecord:
     """A rank's record of its run from step ``begin`` on: losses, seconds, bytes sent, and bytes of state.
 
-    ``worked``: how many matrices this rank orthogonalizes in a step. ``different``: the most weights on any
-    rank that differ from those of a torch.optim.Muon which got the same full gradients there.
+    ``worked``: how many matrices this rank orthogonalizes in a step. ``different``: how many weights differ
+    from torch.optim.Muon's, given the same full gradients, on the rank where most do.
     """
 
     grid: tuple[int, int]

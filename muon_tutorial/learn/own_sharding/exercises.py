@@ -162,7 +162,7 @@ def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
     uneven = "Ask local_shape(shape, 'column', place, ranks) for places in the group, not global ranks."
-    splits = "Only the owner takes. All ranks send to its place in the group alone: ranks.index(owner)."
+    splits = "Only the owner takes. All ranks send only to its place in the group: ranks.index(owner)."
     if note.call == "redistribute":
         splits = "Only the owner sends. Each rank takes what it sent on the way out: exchange the two lists."
     group = "Does the call name group=state['group']? Without it, all ranks of the grid take part."
@@ -216,7 +216,7 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
         hints = (order, "No row twice, and none left out.")
         place, row = next((place, row) for place, row in enumerate(found) if row != place)
         there = "no row of it, as if it was never filled" if row is None else f"row {row}"
-        told = f"in the place of row {place} of the matrix is {there}."
+        told = f"the place of row {place} of the matrix holds {there}."
         told = "the shape is right, but none of the matrix's rows is in it." if set(found) == {None} else told
         yield Diagnosis(f"{where} {told}", hints, picture)
 
@@ -266,7 +266,7 @@ def check_shared_work(model: MixedModel) -> Exercise:
             if wrong := _not_allowed(model, owners):
                 return wrong
             if owners != answers[0]:
-                what = f"Ranks 0 and {rank} name different owners. What differs between them is the shards."
+                what = f"Ranks 0 and {rank} name different owners. Only the shards differ between them."
                 hint = "Take the work from state['shapes'], which is the same on all ranks."
                 return Diagnosis(what, (hint,))
         mine = model.makespan(answers[0])
@@ -312,7 +312,7 @@ def check_sent() -> Exercise:
     """The exercise: what the gathers of ZeRO-3 cost beside ZeRO-1's."""
     slips = (
         ("ZeRO-3 drops weights after forward. What does backward need?", partial(sent, times=(2, 2))),
-        ("A rank needs its part of the sum only, and AdamW gathers no x.", partial(sent, times=(3, 4))),
+        ("A rank needs only its part of the sum; AdamW has no x to gather.", partial(sent, times=(3, 4))),
         ("On a ring, a rank sends all shares but one.", lambda n, ranks, item: sent(2 * n, 2, item)),
         ("An entry has `item` bytes.", lambda n, ranks, item: sent(n, ranks, 1)),
     )

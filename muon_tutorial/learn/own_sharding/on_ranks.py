@@ -309,7 +309,7 @@ def in_words(error: str) -> str:
     'RuntimeError: ProcessGroupGloo::gather: invalid tensor size at index 3. dist.gather wants equal pieces.'
     """
     if "inLengthPerRank" in error:
-        return "by its splits, a rank sends itself more or fewer elements than it takes from itself."
+        return "the splits say that a rank sends itself more or fewer elements than it takes from itself."
     return f"{error}. dist.gather wants equal pieces." if "gather: invalid tensor size" in error else error
 
 

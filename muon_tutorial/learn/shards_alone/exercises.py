@@ -297,7 +297,7 @@ def quiz(tp: int) -> Exercise:
     ring = "On a ring, a rank sends tp − 1 shards. How many entries has a shard?"
     both = "It stands in the first line of your table of ratios, in the last column."
     return numbers(
-        ("cosine", cosine, "Your nearness has printed it above, before the distance."),
+        ("cosine", cosine, "Your function nearness has printed it above, before the distance."),
         ("factor", too_small(SHAPE, 1, tp)[1], both),
         ("sent", SHAPE[0] * SHAPE[1] // tp * (tp - 1), ring),
         within=0.01,

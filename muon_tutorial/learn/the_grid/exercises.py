@@ -118,7 +118,7 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
         left_out = (ranks for ranks in run.wanted[:last] if ranks in made_by_some - set(report.made))
         left = next((ranks for ranks in left_out if rank not in ranks), None)
-        if left is not None:  # even where no rank waits: if ranks number groups differently, they mix
+        if left is not None:  # even if no rank waits: ranks that count groups differently mix up messages
             what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it"
             hint = "new_group is for all ranks, members or not. Is yours under the if?"
             yield Diagnosis(f"{timed_out and timed_out + '. '}{what}, or hear wrong ranks.", (hint,))

@@ -201,8 +201,9 @@ _STEP_HINTS = {
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
     5: (_TWICE,),
     6: (
-        "Is phase 6 there: way_back of the flat buffer, along bucket.compute? Before that, does each "
-        "update go back along entry.route (phase 5), and then, flat, into zeros, at meta.global_range?",
+        "Is phase 6 there: way_back of the flat buffer, along bucket.compute? Before it, in "
+        "phase 5: does each update go back along entry.route, and is it written, flat, into zeros at "
+        "meta.global_range?",
         _TWICE,
     ),
     7: (
@@ -254,7 +255,7 @@ def quiz(plan: Plan) -> Exercise:
     asked = "Phases 1, 2 and 7 ask once each, and phase 3 once for each matrix that is whole here."
     return numbers(
         ("requests", len(recording.diaries[0].sent), asked),
-        ("whole", len(recording.workers("o")), "In phase 4, press the button of o: on how many ranks?"),
+        ("whole", len(recording.workers("o")), "Set phase 4 and press o: how many ranks hold it whole?"),
     )
 
 

@@ -50,7 +50,7 @@ def say_hops() -> str:
 
 
 def say_trip(plan: Plan, recording: StepRecording, name: str) -> str:
-    """A table of a matrix's trip: each phase's hops, and what the first rank that works on it then holds."""
+    """A matrix's trip as a table: each phase's hops, and what its first worker holds of it afterwards."""
     rank, bucket = recording.workers(name)[0], plan.buckets[0]
     [entry] = (each for each in bucket.entries if each.matrix.name == name)
     out: list[Route] = [bucket.gradient, bucket.compute, entry.route]

@@ -213,7 +213,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 
 
 def slipped(*changes: tuple[str, str]) -> WholeStep:
-    """Muon's whole update, with other code in some places of the reference's text."""
+    """The reference of Muon's whole update, with each change's first text replaced by its second."""
     text, names = inspect.getsource(updates.muon_step), dict(vars(updates))
     for right, wrong in changes:
         assert right in text, right
@@ -322,8 +322,8 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
         if is_this and not torch.allclose(other, wanted, atol=1e-6):
             return Diagnosis(what, (hint,))
     if torch.allclose(my_buffer, buffer * MOMENTUM + G, atol=1e-5):
-        why = "Newton–Schulz does not care how long its input is, so W comes out nearly the same"
-        what = f"The buffer is a sum of gradients. {why}; torch keeps the average all the same."
+        why = "Newton–Schulz first divides its input by the norm, so W comes out nearly the same"
+        what = f"The buffer is a sum of gradients. {why}, but torch keeps the average."
         return Diagnosis(what, ("buffer.lerp_(G, 1 - momentum)",))
     off = (my_W - wanted).abs().max().item()
     if off < 0.03 * LR:
@@ -341,7 +341,7 @@ def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
     return numbers(
         ("sum", float(len(S)), each),
         ("times", (S[0] / S.median()).item(), "Divide S[0] by S.median(), in torch the lower median."),
-        ("factor", 2.0, "4 rows for each column, and the root of that."),
+        ("factor", 2.0, "The root of rows / columns, 400 / 100."),
         ("left_out", float(sum(p.numel() for _, p in rest)), "Add up p.numel() over rest, not over hidden."),
         within=0.01,
     )

@@ -65,8 +65,7 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
 
 
 def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, float]:
-    """How many matrices a rank works on in the smallest buckets, how many collectives a step makes with the
-    largest, and how many times faster it is then."""
+    """Matrices on the busiest rank in the smallest buckets; collectives and speedup with the largest."""
     first, *_, last = (max(each.seconds for each in one_size) for one_size in zip(*costs, strict=True))
     matrices, collectives = max(of_rank[0].worked for of_rank in costs), costs[0][-1].collectives
     return {"matrices": matrices, "collectives": collectives, "times faster": round(first / last, 1)}

@@ -1,6 +1,7 @@
 """Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
-Contenders take turns, so that load slows all alike. A plain product's highest rate bounds times from below.
+Contenders take turns, so that load slows all alike. The highest rate of a plain product gives a lower bound
+for the times.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def on_your_zero3(rank, ranks):
         assert all(same), f"step {step}: not the bits of one process"
 
 
-if __name__ == "__main__":  # sums of two: they are the same in either order
+if __name__ == "__main__":  # sums over ranks have at most two terms, so their order does not matter
     builds.run(in_one_process, ranks=(1,))
     builds.run(each_rank_keeps_its_part_of_the_momentum, ranks=(2,))
     builds.run(on_a_grid, ranks=(4,))

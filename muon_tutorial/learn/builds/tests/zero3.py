@@ -94,7 +94,7 @@ def all_of_it_travels_on_your_ring(rank, ranks):
     sent = builds.messages(lambda: nets.extend(three_steps(rank, ranks)))
     assert all(to == (rank + 1) % ranks for to, entries in sent), "not on the ring"
     around = sum(entries for to, entries in sent) / (ranks - 1) / sum(p.numel() for p in nets[1].parameters())
-    assert around == 3 * 3, f"in three steps a part travels around {around} times, not 9"
+    assert around == 3 * 3, f"in three steps a part travels around the ring {around} times, not 9"
 
 
 NUMBERS = {8: 0, 12: 1, 16: 2}
@@ -106,7 +106,7 @@ def begun(name):
 
 
 def meet(mine, other):
-    """Go on when the other has begun, too."""
+    """Mark ``mine`` as begun, and wait until ``other`` has begun, too."""
     begun(mine).set()
     assert begun(other).wait(10), f"{other}: not under way during {mine}"
 
