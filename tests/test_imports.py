@@ -77,6 +77,7 @@ MOVERS = {
     f"{PACKAGE}.learn.cuts.on_ranks",
     f"{PACKAGE}.learn.shards_alone.on_ranks",
     f"{PACKAGE}.learn.bill.on_ranks",
+    f"{PACKAGE}.learn.many_ranks.on_ranks",
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.builds.reference.ring",
     f"{PACKAGE}.learn.builds.reference.pipeline",
