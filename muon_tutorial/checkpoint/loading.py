@@ -244,7 +244,9 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
             vars(each).update(attributes)
             if isinstance(each, Muon):  # all ranks make new steps, also those that had not loaded
                 each.restore(each.state, each.param_groups)
+                halfway = each.guard.is_halfway
                 each.guard.was_loaded()
+                each.guard.is_halfway = halfway
         _let_step(stepping)
         raise
     for key, entry in targets.model.items():

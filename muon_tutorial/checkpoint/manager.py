@@ -223,7 +223,7 @@ class CheckpointManager:
             return [*map(self._path, found)]
 
         path, extra = load_found(find, model, optimizer, rename)
-        self._newest_own = _step_of(path.name)
+        self._newest_own, self._has_saved = _step_of(path.name), False  # it goes on from what is there
         return extra
 
     def _path(self, step: int) -> Path:

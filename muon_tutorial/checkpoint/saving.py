@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
@@ -22,7 +22,7 @@ from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting_over_store import Meeting, call_meeting, one_line
 from .piece_files import Place, Written, divide, metadata_for_other_tools, saved_tensors, write_pieces
-from .plain_data import dump_plain
+from .plain_data import checksum, dump_plain
 from .rank_contents import Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces, parts_of
 
 EXTRA = "extra.pt"
@@ -68,12 +68,13 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContentsToSave:
-    """What this rank has to save: its pieces of tensors, the parameters' records, ``extra`` as bytes."""
+    """What this rank has to save: its pieces of tensors, parameters' records, and on rank 0 ``extra``."""
 
     tensors: dict[str, TensorInPieces]
     buffers: set[str]
     groups: dict[str, dict[str, Any]]
     extra: bytes
+    checksum: int
 
 
 def contents_to_save(
@@ -90,7 +91,8 @@ def contents_to_save(
         )
     contents = contents_of_rank(model, optimizer, rename)
     _warn_of_extra_state(model)
-    _warn_of_unstepped(model, {item.param for item in contents.stepped})
+    if muon is not None:
+        _warn_of_unstepped(model, {item.param for item in contents.stepped})
     tensors = dict(contents.tensors)
     for item in contents.stepped:
         for entry, tensor in item.tensors.items():
@@ -98,7 +100,9 @@ def contents_to_save(
     groups = {item.name: item.record for item in contents.stepped}
     for name, record in groups.items():
         manifest.record_to_json(name, record)
-    return ContentsToSave(tensors, contents.buffers, groups, dump_plain("extra", dict(extra or {})))
+    is_first = not dist.is_initialized() or dist.get_rank() == 0  # only rank 0's ``extra`` is saved
+    own_extra = dump_plain("extra", dict(extra or {})) if is_first else b""
+    return ContentsToSave(tensors, contents.buffers, groups, own_extra, checksum(dict(extra or {})))
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
@@ -121,7 +125,7 @@ def _warn_of_unstepped(model: nn.Module, stepped: Set[Tensor]) -> None:
         warnings.warn(
             f"this optimizer does not step {found[0]}"
             f"{f' and {len(found) - 1} others' if found[1:] else ''}; if another optimizer does, its state "
-            "is not saved: save a MuonWithAdamW(muon, adamw), or freeze what is not trained",
+            "is not saved here: save a MuonWithAdamW(muon, adamw), or freeze what is not trained",
             stacklevel=2,
         )
 
@@ -144,7 +148,7 @@ def save_together(
     def prepare() -> tuple[ContentsToSave, SaveSummary]:
         own = contents()
         outlines = {key: outline(tensor, key in own.buffers) for key, tensor in own.tensors.items()}
-        return own, SaveSummary(str(target), own.groups, outlines, own.buffers, zlib.crc32(own.extra))
+        return own, SaveSummary(str(target), own.groups, outlines, own.buffers, own.checksum)
 
     with ExitStack() as held:
 

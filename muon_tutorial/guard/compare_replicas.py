@@ -40,7 +40,7 @@ OWN = (
     "create_processgroup_config(ep_pg=...) as its distributed_config"
 )
 
-OTHERS = frozenset({"dp", "tp", "fsdp", "ep", "pp"})
+OTHERS = frozenset({"dp", "tp", "fsdp", "dp_shard", "shard", "ep", "pp"})
 """Along these axes, AdamW's plain parameters are compared, may be cut, or may be each rank's own."""
 
 PLAIN = (

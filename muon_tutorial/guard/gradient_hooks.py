@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import StrategyError, TutorialError
@@ -38,6 +39,7 @@ class GradientHooks:
     apart: list[LiveWorld] = field(default_factory=list)
     paused: bool = False
     _made: Sequence[MeshStep] | None = None
+    _cut: Sequence[Tensor] = ()
     _marked: Sequence[Tensor] = ()
     _handles: list[Any] = field(default_factory=list)
 
@@ -47,10 +49,9 @@ class GradientHooks:
         Raises:
             StrategyError: ``overlap`` is set, but this strategy does not average gradients itself.
         """
-        marked = [*params, *beside]
-        if not any(mesh.step.averages for mesh in made):
-            cut = cut_by_hand(made)  # if only tp cuts matrices, ready_gradients() can clip them
-            marked = cut["tp"] if cut.keys() == {"tp"} and not any(mesh.own_along for mesh in made) else []
+        if made is not self._made:
+            self._cut = _cut_by_tp(made)
+        marked = [*params, *beside] if any(mesh.step.averages for mesh in made) else self._cut
         if made is self._made and same_tensors(marked, self._marked):
             return
         if self.reduction is not None:
@@ -100,3 +101,10 @@ class GradientHooks:
     def finish(self) -> TutorialError | None:
         """Wait for gradients that were sent during backward. If this rank cannot step, return the error."""
         return None if self.reduction is None else self.reduction.finish()
+
+
+def _cut_by_tp(made: Sequence[MeshStep]) -> list[Tensor]:
+    """Return Muon's matrices that tp cuts by hand, if ``ready_gradients()`` can clip by the whole norm."""
+    cut, worlds = cut_by_hand(made), [mesh.world for mesh in made if isinstance(mesh.world, LiveWorld)]
+    whole = all(world.grid.world_size == dist.get_world_size() for world in worlds)
+    return cut["tp"] if cut.keys() == {"tp"} and whole and not any(mesh.own_along for mesh in made) else []

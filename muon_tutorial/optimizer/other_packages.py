@@ -93,15 +93,21 @@ def load_momentum(
     format_of = _format(package)
     own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
     taken: dict[str, dict[str, Any]] = {}
-    for name, entry in _entries(saved if isinstance(saved, Sequence) else [saved], names):
-        made = _taken(name, entry, own, format_of)
-        first = taken.setdefault(name, made)
-        if first is not made and not all(torch.equal(value, made[key]) for key, value in first.items()):
-            raise UsageError(
-                f"two states of {name} were passed, and they differ: if tensor parallelism cuts it, pass "
-                "only the files of this rank's own position; otherwise names= may list it twice"
-            )
-    _compare_names(optimizer, {own[name][0]: name for name in taken})
+    refused: UsageError | None = None
+    try:
+        for name, entry in _entries(saved if isinstance(saved, Sequence) else [saved], names):
+            made = _taken(name, entry, own, format_of)
+            first = taken.setdefault(name, made)
+            if first is not made and not all(torch.equal(value, made[key]) for key, value in first.items()):
+                raise UsageError(
+                    f"two states of {name} were passed, and they differ: if tensor parallelism cuts it, pass "
+                    "only the files of this rank's own position; otherwise names= may list it twice"
+                )
+    except UsageError as error:  # the other ranks must not wait for this one
+        refused = error
+    _compare_names(optimizer, {own[name][0]: name for name in taken}, refused)
+    if refused is not None:
+        raise refused
     state = optimizer.state_dict()
     state["state"] |= {number: taken[name] for number, name in enumerate(own) if name in taken}
     optimizer.load_state_dict(state)
@@ -214,11 +220,13 @@ def _share(rate: Any, its: Format) -> float:
     return 1 - float(rate) if its.is_sum else 1.0
 
 
-def _compare_names(optimizer: Muon | MuonWithAdamW, taken: Mapping[Tensor, str]) -> None:
+def _compare_names(
+    optimizer: Muon | MuonWithAdamW, taken: Mapping[Tensor, str], refused: UsageError | None = None
+) -> None:
     """Raise ``MismatchError`` if ranks of a plan load the momentum of different matrices."""
     muon = optimizer.muon if isinstance(optimizer, MuonWithAdamW) else optimizer
     for mesh in muon.steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             found = sorted(taken[it.param] for it in mesh.step.parameters if it.param in taken)
-            alike = Fingerprint({"the list of matrices whose momentum is loaded": ", ".join(found)})
+            alike = Fingerprint({"the list of matrices whose momentum is loaded": ", ".join(found)}, refused)
             mesh.world.run(compare_fingerprints(mesh.step.ranks, alike))

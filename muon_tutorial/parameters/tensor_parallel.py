@@ -25,9 +25,9 @@ def plain_cuts(
     """
     own, parts = getattr(param, "partition_sizes", None), at.size("tp")
     dim = chosen_tp_dim(index, name, param, tp_dim) if parts > 1 or own is not None else None
-    if dim is None:
+    here = 0 if dim is None else param.shape[dim]
+    if dim is None or (parts == 1 and own is not None and sum(own) == here):  # whole
         return (), tuple(param.shape)
-    here = param.shape[dim]
     sizes = (here,) * parts if own is None else tuple(own)
     if len(sizes) != parts or sizes[at["tp"]] != here:
         raise StrategyError(

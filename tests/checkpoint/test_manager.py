@@ -249,6 +249,7 @@ def test_a_run_notices_that_another_process_saves_to_its_folder(
     with pytest.raises(CheckpointError, match=r"another process has saved to .* since this run's last save"):
         one.save(40, *pair)
     assert one.load(*fresh()) == {"run": "another"}
+    one.save(40, *pair)  # it goes on from what the other has saved
 
 
 def test_a_checkpoint_that_a_dead_saver_renamed_is_found(tmp_path: Path) -> None:

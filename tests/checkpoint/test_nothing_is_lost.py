@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import warnings
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 from muon_tutorial import Muon, MuonWithAdamW, launch
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, loading, save_checkpoint
 from muon_tutorial.checkpoint.compare_ranks import SaveSummary, check_alike
-from muon_tutorial.checkpoint.plain_data import dump_plain
+from muon_tutorial.checkpoint.plain_data import checksum
 from muon_tutorial.errors import CheckpointError, UsageError
 
 from .models import Pair, assert_same_bits, bits, fresh, same, trained
@@ -95,6 +94,11 @@ def test_what_was_half_stepped_is_not_saved(
         with pytest.raises(KeyboardInterrupt):
             both.step()
     both.zero_grad()
+    save_checkpoint(tmp_path / "whole", *trained(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(both, "load_state_dict", Mock(side_effect=RuntimeError))
+        with pytest.raises((RuntimeError, CheckpointError)):  # refused, so nothing has changed
+            load_checkpoint(tmp_path / "whole", model, both)
     with pytest.raises(CheckpointError, match=r"step\(\) was interrupted halfway"):
         save_checkpoint(tmp_path / "saved", model, both)
     both.step()
@@ -102,13 +106,14 @@ def test_what_was_half_stepped_is_not_saved(
 
 
 def test_an_extra_of_another_rank_that_is_not_saved_is_warned_of() -> None:
-    empty, mine, other = (zlib.crc32(dump_plain("extra", its)) for its in ({}, {"at": 0}, {"at": 9}))
-    ranks = [SaveSummary("", {}, {}, set(), extra) for extra in (mine, empty, other)]
+    whole = torch.arange(4.0)
+    values: tuple[Any, ...] = ({"at": 0, "by": whole[:2].clone()}, {}, {"at": 9}, {"by": whole[:2], "at": 0})
+    ranks = [SaveSummary("", {}, {}, set(), checksum(extra)) for extra in values]
     with pytest.warns(UserWarning, match="extra is not the same on ranks 0, 2; only rank 0's is saved"):
         check_alike(ranks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_alike(ranks[:2])
+        check_alike([ranks[0], ranks[1], ranks[3]])
 
 
 def test_a_buffer_that_a_hook_renames_or_a_module_shares_is_saved(tmp_path: Path) -> None:

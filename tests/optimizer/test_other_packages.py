@@ -205,12 +205,12 @@ def test_two_states_of_one_parameter_must_be_the_same() -> None:
         load_momentum(muon, files, "megatron", ["o.weight"])
 
 
-def load_one_file_on_each_rank(rank: int) -> tuple[str, str]:
+def load_one_file_on_each_rank(rank: int, numel: int = 0) -> tuple[str, str]:
     params = build()
     mesh = build_mesh({"dp": 2})
     muon = Muon(params.items(), strategy="zero1", mesh=mesh, **OPTIONS)
     name = ["up.weight", "down.weight"][rank]
-    state = {0: {"momentum_buffer": torch.ones(SHAPES[name])}}
+    state = {0: {"momentum_buffer": torch.ones(numel if numel and rank else SHAPES[name])}}
     file = {"state": state, "param_groups": [{"params": [0]}]}
     return error_of(lambda: load_momentum(muon, file, "muon-optimizer", [name]))
 
@@ -220,6 +220,9 @@ def test_a_rank_that_loads_only_its_own_file_is_refused() -> None:
     for kind, said in launch(load_one_file_on_each_rank, 2):
         assert kind == "MismatchError"
         assert "the list of matrices whose momentum is loaded" in said
+    (first, _), (second, said) = launch(load_one_file_on_each_rank, 2, args=(3,))
+    assert (first, second) == ("MismatchError", "UsageError")
+    assert "its saved state is (3,)" in said
 
 
 def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:

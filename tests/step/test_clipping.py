@@ -115,6 +115,22 @@ def cut_by_hand(rank: int) -> dict[str, tuple[str, Tensor]]:
     return found
 
 
+def stage_cut_by_hand(rank: int) -> str:
+    """A pipeline stage's error if it clips by the whole model's norm, which its own Muon cannot know."""
+    weight = nn.Parameter(torch.eye(4).chunk(2)[rank % 2].clone())
+    mesh = build_mesh({"pp": 2, "tp": 2})
+    Muon([("weight", weight)], strategy="owner", mesh=mesh["tp"])
+    (weight * (1.0 + rank)).sum().backward()
+    assert weight.grad is not None
+    square = torch.nn.utils.get_total_norm([weight.grad]) ** 2
+    dist.all_reduce(square)
+    return error_of(partial(torch.nn.utils.clip_grads_with_norm_, [weight], 1.0, square.sqrt()))[0]
+
+
+def test_a_stage_may_clip_by_the_norm_of_all_stages() -> None:
+    assert launch(stage_cut_by_hand, 4) == ["nothing"] * 4
+
+
 def test_rows_cut_by_hand_are_not_clipped_by_their_own_norm() -> None:
     whole = nn.Parameter(torch.eye(4))
     whole.grad = torch.tensor([1.0, 1.0, 2.0, 2.0])[:, None].repeat(1, 4)
@@ -131,7 +147,7 @@ def test_a_norm_with_plain_parameters_beside_matrices_cut_by_hand_is_refused_or_
         for case in ("fsdp", "functions"):
             kind, said, warned = found.pop(case)
             assert (kind, warned) == ("UsageError", 0)
-            assert "for plain shards, each rank's, and add up their squares over the ranks" in said
+            assert "for plain shards, on each rank, and add up the squares over the ranks" in said
         assert found == {name: ("nothing", "", int(name == "tp")) for name in ("tp", "tp, cut", "tp, whole")}
 
 
