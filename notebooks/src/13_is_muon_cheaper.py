@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
+# **Seventy minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
 # read a profiler's trace without counting anything twice, and tell waiting from transfer. A good place to stop is
 # before *Waiting is not transfer*. When you come back, run all cells above it again.
 #
@@ -306,8 +306,8 @@ print(lesson.say_bytes())
 lesson.draw_gpu_step()
 
 # %% [markdown]
-# The tp gather sends half of a matrix, 8,388,608 entries. Rank 0 keeps only 4,662,860 itself; the dp gather brings the
-# others. How long before all had surely arrived did the tp gather begin?
+# In the tp gather, rank 0 sends its half of a matrix, 8,388,608 entries. It keeps at most 4,662,860 of them itself; the
+# dp gather must bring the rest first. How long before the dp gather's end does the tp gather begin?
 #
 # *Easy · 3 minutes · required*
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
+# **Fifty-five minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
 # step waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
@@ -238,43 +238,6 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # So with many ranks, trust the planner's counts, such as idle owners and bytes, more than its seconds.
 #
-# ## Recap
-#
-# <details><summary>Say it in your own words first, then compare</summary>
-#
-# - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
-# - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
-# - Latency grows by one level of a tree with each doubling of the ranks, and jumps where matrices run out.
-# - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
-#
-# </details>
-#
-# **Quiz.**
-#
-# *Easy · 2 minutes · required*
-
-# %% tags=["stub"]
-answers = {
-    "idle": ...,  # of the 70B, 7 matrices in each of 80 layers: how many owners have nothing on 16,384 ranks?
-    "ranks": ...,  # with tp=4 in place of 8: up to how many ranks does its Newton–Schulz get faster?
-    "cards": ...,  # with tp=2: how many of a node's cards carry one dp ring?
-}
-
-# %%
-quiz.check(answers)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# The floor is reached with equally many owners, whatever tp is. But with tp=4 an owner is half as many ranks.
-#
-# ```python
-# answers = {"idle": 16384 // 8 - 7 * 80, "ranks": 4 * enough_owners(lesson.seconds_of(lesson.MODEL)), "cards": 8 // 2}
-# ```
-#
-# </details>
-
-# %% [markdown]
 # ## Until when does backward hide the gradients?
 #
 # While DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, backward computes the next
@@ -413,6 +376,47 @@ for recompute in (False, True):
     print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank, of the 80 GB that an H100 has")
 
 # %% [markdown]
+# ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
+#
+# - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
+# - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
+# - Latency grows by one level of a tree with each doubling of the ranks, and jumps where matrices run out.
+# - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
+# - Backward hides the gradients up to P ranks, where (P − 1) · flops = tokens · bandwidth.
+# - Activations may take more than all else. Recomputing keeps that limit, micro-batches divide it.
+#
+# </details>
+#
+# **Quiz.**
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+answers = {
+    "idle": ...,  # of the 70B, 7 matrices in each of 80 layers: how many owners have nothing on 16,384 ranks?
+    "ranks": ...,  # with tp=4 in place of 8: up to how many ranks does its Newton–Schulz get faster?
+    "cards": ...,  # with tp=2: how many of a node's cards carry one dp ring?
+}
+
+# %%
+quiz.check(answers)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The floor is reached with equally many owners, whatever tp is. But with tp=4 an owner is half as many ranks.
+#
+# ```python
+# answers = {"idle": 16384 // 8 - 7 * 80, "ranks": 4 * enough_owners(lesson.seconds_of(lesson.MODEL)), "cards": 8 // 2}
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Open: a grid for 512 GPUs
+#
 # <details><summary>An open task: choose a grid for a 70B on 512 GPUs (45 minutes)</summary>
 #
 # Choose a grid and a strategy for `llama-3.1-70b`, and defend them on one page. Begin with
@@ -459,8 +463,8 @@ for recompute in (False, True):
 # <details><summary>The same solution: what else the score leaves out</summary>
 #
 # tp's all_reduces stay inside a node. Over NVLink they take no longer than the products up to tp=26, but they hide only
-# if a library cuts both into pieces. All of that counts bandwidth alone. With pp=8 the step falls to 0.27 s, and there
-# the score leaves out the stages' idle time.
+# if a library cuts both into pieces. All of that counts bandwidth alone. With
+# `dp_shard=8,tp=8,pp=8` the step falls to 0.18 s, and there the score leaves out the stages' idle time.
 #
 # </details>
 #

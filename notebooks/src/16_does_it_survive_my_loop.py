@@ -464,7 +464,7 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 #
 # The check trains the finale's GPT on 2 × 2, after two steps with small matrices that tp and slices cut unevenly. After
 # each step, every rank must have the bits of torch.optim.Muon, which gets the mean of all gradients. `send`, `isend`
-# and `all_gather` (as on a ring) are counted, and other collectives are refused. On other grids your class need not
+# and `all_gather` (as on a ring) are counted, and all other ways to send are refused. On other grids your class need not
 # work. The first two scores are the same on every machine. On the last level they depend on the numbers in the
 # messages, so they can differ by a few bytes.
 #
@@ -472,9 +472,9 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 #
 # <details><summary>Hint</summary>
 #
-# Ask two questions about each row. Which of the entries that arrive does the rank use? And which of their bits did
-# someone compute? Besides its slice, a rank also has old weights, and `apply` and `write` are methods that you can
-# change. So are the routes in `self.bucket`.
+# Ask two questions about each row. Which of the entries that arrive does the rank use? And what of them does it not
+# know yet? New weights are old weights, which it has, and an update. You can change the methods `apply` and `write`,
+# and the routes in `self.bucket`.
 #
 # </details>
 #

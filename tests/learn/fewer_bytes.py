@@ -119,6 +119,15 @@ def sums_uncounted(course: Any) -> Any:
     return Sums
 
 
+def sends_objects(course: Any) -> Any:
+    class Objects(course.DistributedMuon):
+        def _sum_slices(self, x: Tensor) -> Tensor:
+            dist.send_object_list([x], group=self.dp_group, group_dst=1 - self.place)
+            return self._own_slice(x)
+
+    return Objects
+
+
 def wrong_on_rank_3(course: Any) -> Any:
     class Wrong(course.DistributedMuon):
         def write(self, bucket: Any, fresh: Tensor) -> None:
@@ -139,6 +148,7 @@ WRONG = (
         "After step 1, rank 0 of dp=2, tp=2 has other weights than torch.optim.Muon, in a 8 × 12",
     ),
     (sums_uncounted, "all_reduce is not counted here; send with"),
+    (sends_objects, "send_object_list is not counted here"),
     (
         wrong_on_rank_3,
         "After step 1, rank 3 of dp=2, tp=2 has other weights than torch.optim.Muon, in a 10 × 6",

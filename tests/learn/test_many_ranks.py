@@ -149,7 +149,7 @@ def test_activations_are_the_sum_of_korthikantis_table_and_as_the_open_tasks_sol
     [
         ({"dp": 64, "tp": 8}, "layerwise", 1.79, 50.5),
         ({"dp_shard": 64, "tp": 8}, "owner", 0.9, 34.4),
-        ({"dp": 8, "tp": 8, "pp": 8}, "layerwise", 0.27, None),
+        ({"dp_shard": 8, "tp": 8, "pp": 8}, "owner", 0.18, None),
     ],
 )
 def test_the_open_tasks_scores_are_the_planners(

@@ -28,9 +28,8 @@ TRIED = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "r
 """The matrices that a file is tried with: tall, wide, and unevenly cut."""
 LR = 0.02
 COUNTED = ("isend", "send", "all_gather")
-_REFUSED = {name for name in dir(dist) if re.match("all_|batch_|broad|gather|reduce|scatter", name)} - {
-    *COUNTED
-}
+_MOVES = re.compile("all_|batch_|broad|gather|reduce|scatter|send_obj")
+_REFUSED = set(filter(_MOVES.match, dir(dist))) - {*COUNTED}
 PHASES = {1: "gradient reduce_scatter", 2: "dp gather", 3: "tp gather", 7: "parameter all_gather"}
 
 
