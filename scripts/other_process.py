@@ -25,5 +25,5 @@ def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None
         program = [sys.executable, str(Path(script).resolve()), *arguments, str(found)]
         ended = subprocess.run(["bash", shaped, rate, *program], stdout=STDERR, check=False).returncode
         if ended not in (0, IMPOSSIBLE):
-            raise SystemExit(f"{Path(script).name} failed behind a loopback of {rate}")
+            raise SystemExit(f"{Path(script).name} failed with the loopback limited to {rate}")
         return found.read_bytes() if ended == 0 else None

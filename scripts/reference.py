@@ -28,7 +28,6 @@ SURFACE = muon_tutorial.__name__
 LEFT_OUT = {"__main__", "cli", "learn"}
 _CHARSET = '<meta charset="utf-8">'
 _POLICY = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-_TABLE_ROW = re.compile(r"^``(\w+)`` {2,}", re.MULTILINE)
 
 
 def documented() -> list[str]:
@@ -40,14 +39,22 @@ def documented() -> list[str]:
     return sorted(name for name in names if not name.endswith(".__main__"))
 
 
+def _first(module: Module) -> str:
+    """Return the first sentence of a docstring, without its full stop."""
+    return re.split(r"\.(?:\s|$)", module.docstring, maxsplit=1)[0].replace("\n", " ")
+
+
 def pages() -> dict[str, str]:
     """Each page's text, by its path below the reference's folder."""
     for name in muon_tutorial.__all__:  # pdoc finds only modules that are already imported
         getattr(muon_tutorial, name)
     modules = {name: Module.from_name(name) for name in documented()}
-    for name, module in modules.items():  # the table of modules in a room's docstring becomes a list of links
-        room = name.rpartition(".")[2]
-        module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
+    for name, module in modules.items():
+        if module.is_package and name != SURFACE:  # a room's page lists its modules
+            rows = [
+                f"- [`{it.name}`]({module.name}/{it.name}.html): {_first(it)}" for it in module.submodules
+            ]
+            module.docstring = "\n".join([module.docstring, "", *rows])
     for name, member in modules[SURFACE].members.items():
         others = [module.members[name].docstring for module in modules.values() if name in module.members]
         if isinstance(member, Variable) and not member.docstring:  # the defining module has the docstring

@@ -431,7 +431,7 @@ def overlap_cases(mbit: int | None) -> list[OverlapCase]:
 
 
 def measure(mbit: int | None, orthogonalize: str) -> dict[str, Any]:
-    """Seconds of a link's cases, over the loopback that this process has."""
+    """Seconds of a link's cases, measured over this process's loopback, limited or not."""
     overlaps = measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
     return {
         "steps": measure_steps(cases(mbit, orthogonalize), ROUNDS[mbit]),

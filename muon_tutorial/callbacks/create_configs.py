@@ -107,7 +107,9 @@ def create_devicemesh_config(
     roles = [_role(name) for name in names]
     groups = {f"{role}_pg": device_mesh.get_group(dim) for dim, role in enumerate(roles)}
     if len(groups) != len(roles):
-        raise ConfigError(f"two of the mesh dimensions {names} have one meaning; the meanings are {ROLES}")
+        raise ConfigError(
+            f"two of the mesh dimensions {names} mean the same; the possible meanings are {ROLES}"
+        )
     return create_processgroup_config(
         **groups, async_gpu_parallelism=async_gpu_parallelism, prefetch_count=prefetch_count, tp_dim=tp_dim
     )

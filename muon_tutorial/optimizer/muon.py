@@ -75,7 +75,8 @@ class Muon(torch.optim.Optimizer):
             each. A parameter keeps its index when others leave. An attribute ``partition_dim`` takes
             precedence; ``partition_sizes`` lists an uneven cut.
         window: how many rounds may be in flight at once: with three, one travels to its owners, one is
-            orthogonalized, and one travels back. A group of one dtype below ``round_bytes`` is one round.
+            orthogonalized, and one travels back. A group of one dtype that takes at most ``round_bytes`` is
+            one round.
         parts: how a parameter holds several matrices; each is orthogonalized on its own. ``parts`` is each
             matrix's number of rows (``(d, d, d)`` for fused QKV), one number if all are equal (heads),
             ``"stack"`` for experts, or ``"flatten"`` for convolutions. A group may set its own ``parts``.

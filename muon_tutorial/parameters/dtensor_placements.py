@@ -68,6 +68,6 @@ def check_axes(name: str, param: DTensor, cuts: tuple[Cut, ...], at: Coordinate)
         if axis in dict(cuts) and (size, place) != (at.size(axis), at[axis]):
             raise StrategyError(
                 f"{name} is cut over {size} ranks along {axis!r}, which has {at.size(axis)} on the "
-                f"optimizer's mesh ({at.grid}); this rank's position is {place} there and {at[axis]} here: "
-                "pass the mesh that cuts the parameters"
+                f"optimizer's mesh ({at.grid}); this rank's position is {place} on the parameter's mesh and "
+                f"{at[axis]} on the optimizer's: pass the mesh that cuts the parameters"
             )

@@ -24,7 +24,7 @@ from .matrix import BucketEntry
 class BufferSlice:
     """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. It may be empty.
 
-    If the buffer is a slice that may cut a piece anywhere, the box is an interval of the flat piece.
+    If the buffer is a slice, whose ends may lie inside a piece, the box is an interval of the flat piece.
     """
 
     entry: BucketEntry
@@ -42,7 +42,7 @@ class BufferSlice:
 
     @property
     def in_piece(self) -> tuple[int, int]:
-        """The box's elements in the rank's flat piece of the matrix, of which it is an interval or all."""
+        """Where the box lies in the rank's flat piece of the matrix: an interval of it, or all of it."""
         start = self.box.offset[0] if len(self.box.shape) == 1 else 0
         return (start, start + self.numel) if self.numel else (0, 0)
 

@@ -23,7 +23,7 @@ class Limit:
 
     @classmethod
     def of(cls, round_bytes: int, buffers: int) -> Limit:
-        """Return the limit with which a rank holds at most ``round_bytes`` of all rounds in flight."""
+        """Return the limit that keeps all rounds in flight together within ``round_bytes`` on a rank."""
         each = round_bytes // IN_FLIGHT
         return cls(round_bytes if buffers == 1 else each, each)
 

@@ -28,7 +28,7 @@ from .parameter_state import (
 from .rank_bucket import AROUND, RankBucket, RankMatrix
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
-"""For each matrix: the offset and shape of its piece, and where the run of elements lies in the piece."""
+"""For each matrix: the offset and shape of its piece, and which run of its elements the rank stores."""
 
 
 def update_momentum(

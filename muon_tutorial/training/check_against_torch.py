@@ -200,7 +200,7 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, BufferSlice
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:
-    """Gather a tensor with the cuts of ``param`` to full size, from each rank's ``local`` part."""
+    """Gather the whole of a tensor that is cut like ``param`` from each rank's ``local`` part."""
     spread = placed_as(local, param)
     return spread.full_tensor() if isinstance(spread, DTensor) else spread
 

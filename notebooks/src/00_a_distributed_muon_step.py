@@ -191,7 +191,7 @@ join.check(whole)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Ranks 0 to tp − 1 stand at dp's first place and hold all columns. All later ranks hold copies, so leave
+# Together, ranks 0 to tp − 1, at dp's first place, hold all columns. All later ranks hold copies, so leave
 # them out.
 #
 # ```python

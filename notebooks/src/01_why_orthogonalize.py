@@ -243,8 +243,9 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value, times how strong it is in the
-# divided update: at most 1. `U @ Vt` reaches 1 in every direction. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value times its strength in the
+# divided update, which is at most 1. `U @ Vt` reaches 1 in every direction. The dark bars show how far the loss really
+# fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)

@@ -175,8 +175,8 @@ write.check(step)
 #
 # <details><summary>Hint</summary>
 #
-# `torch.addmm(P, Q, R, beta=b, alpha=c)` is `b * P + c * Q @ R`, rounded once. Your step's first sum makes its `B`
-# from its `A` alone. The second makes the new `X` from `X`, `B` and `X`.
+# `torch.addmm(P, Q, R, beta=b, alpha=c)` is `b * P + c * Q @ R`, rounded once. Your step's first sum, call it `B`,
+# comes from `A` alone. The second makes the new `X` from `X`, `B` and `X`.
 #
 # </details>
 #

@@ -363,7 +363,7 @@ formulas.check(formula)
 #
 # We always count what *one rank sends*, on a ring. (In an all_to_all, gather or scatter, messages go straight to their
 # goal.) S is the bytes of the whole tensor. (The row of all_to_all is different: there, each rank brings a piece for
-# every rank. S is what all ranks bring together, so one rank brings S/P.)
+# every rank. S is the size of the ranks' tensors together, so one rank brings S/P.)
 #
 # | collective | bytes |
 # |---|---|

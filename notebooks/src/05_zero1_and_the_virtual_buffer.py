@@ -67,7 +67,7 @@ _ = my_muon.so_far("05")
 # weights. The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
-# 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to `bucket` entries (a parameter); a matrix
+# 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to `bucket` entries (set above); a matrix
 #    larger than that gets its own. **Padding**, entries that mean nothing, fills each bucket to a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
@@ -292,11 +292,12 @@ compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 #
 # With larger buckets the bytes hardly change, but the time falls, for two reasons, and the picture tells them apart.
 #
-# - Each collective has its latency. From 10 to 40 kB only the collectives get fewer, 48 in place of 72. In most runs on
-#   our machine that saved a quarter to a third of the time, and in some, while it was busy, nothing.
-# - With small buckets, every rank has a part of each bucket, so it orthogonalizes every matrix. From 40 kB on, it
-#   orthogonalizes only those of which its slices have a part, 12 and then 9 of the 24. That saved much more: at 640 kB
-#   the time was a quarter or a fifth of what it was at 40.
+# - Each collective has its latency. From 10 to 40 kB the busiest rank still has all 24 matrices, and only the
+#   collectives get fewer, 48 in place of 72. In most runs on our machine that saved a quarter to a third of the time,
+#   and in some, while it was busy, nothing.
+# - A bucket of one matrix is cut over all ranks, so each orthogonalizes every matrix. At 160 kB a rank
+#   orthogonalizes at most 12 of the 24, at 640 kB 9. That saved much more: at 640 kB the time was a
+#   quarter or a fifth of what it was at 40.
 #
 # On links with more latency the first reason counts more. How many times *faster* a step becomes depends on your
 # machine. In one huge bucket, though, no rank could begin until all of it had arrived.

@@ -370,7 +370,7 @@ except RankFailedError as error:
 measured = {
     "groups": ...,  # how many groups has this grid, rows and columns together?
     "number": ...,  # what is the group rank of the last rank in its tp group?
-    "shared": ...,  # how many ranks are in rank 0's dp group and in its tp group, too?
+    "shared": ...,  # how many ranks are in both of rank 0's groups?
 }
 
 # %%

@@ -281,8 +281,8 @@ holders.check(who_holds)
 # <details><summary>Hint</summary>
 #
 # If tp cuts rows, row r is on rank r // step, where `step` is the first piece's number of rows. If q, k and v are
-# stacked, a head has a run of rows in each third of the stack: where are the first and the last row of each run? Cut
-# one by one, a head's rows are on the same ranks in q, k and v, so one third is enough.
+# stacked, a head has a run of rows in each third of the stack: where are the first and the last row of each run? If
+# each is cut by itself, all three have a head's rows on the same ranks, so one third is enough.
 #
 # </details>
 #
@@ -392,8 +392,8 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # ## Optional: do not keep what others keep
 #
 # After `both_layers` comes a norm or a dropout. All ranks of a tp group hold the same y there, so they keep the same
-# activations for backward. With sequence parallelism, each has only some tokens (rows of x) before the layers, and only
-# their y after them. Write its forward pass.
+# activations for backward. With sequence parallelism, each rank has only some tokens (rows of x) before the layers,
+# and only their y after them. Write its forward pass.
 #
 # <details><summary>How much that saves</summary>
 #

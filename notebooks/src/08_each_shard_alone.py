@@ -463,8 +463,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as a
-#   shard's cut side is not its shorter one. In our case part of the update acts on inputs that the gradient ignores.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat until
+#   that side becomes a shard's shorter one. In our case part of the update acts on inputs that the gradient ignores.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -86,7 +86,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Under `zero1`, each slice that has a part of o counts as tp ranks.
+# Under `zero1`, tp ranks work for each slice with a part of o.
 #
 # ```python
 # replicated = dp * tp

@@ -414,7 +414,7 @@ for name, size in shards.accepted_or(lesson.sent)(8_000_000_000, 64, 2).items():
 #
 # - Three functions are enough. Nothing else in Muon knows how you cut.
 # - Only the owner gets the matrix, yet all ranks call, even with an empty shard.
-# - Owners are global ranks, and all ranks that share a parameter name the same one.
+# - Owners are global ranks. Ranks that share a parameter must all name the same owner.
 # - Gather what you are handed, not the gradient. Reduce a `Partial` gradient first.
 #
 # </details>

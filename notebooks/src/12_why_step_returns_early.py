@@ -318,7 +318,8 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Here a gather takes 2 ms, work 3 and a share 8. Up to how many milliseconds does a share hide the bug?
+# Here a gather takes 2 ms, work 3 and a share 8. How many milliseconds may a share take at most, if the bug is to stay
+# hidden?
 #
 # *Easy · 2 minutes · required*
 
@@ -335,7 +336,7 @@ compare({"longest": longest}, {"longest": max(share for share in early if not ea
 # <details><summary>Solution</summary>
 #
 # The link serves the gather of matrix i + 2 just before s(i), and the work on matrix i + 2 waits for that gather, too.
-# So both begin together, as s1 and the work on matrix 3 do, and when that work ends, the buffer is written. The rule: a
+# So s(i) and this work begin together, as s1 and matrix 3's do, and the work's end writes the buffer. The rule: a
 # share must not take longer than the work. (s0 begins earlier than the work on matrix 2, so 5 ms would be short enough
 # for it alone.) With such a fast link your tests pass. Then the program goes wrong on a slower one, or on a busy one.
 #
@@ -376,8 +377,8 @@ compare({"longest": longest}, {"longest": max(share for share in early if not ea
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - A call that returns has launched something. Whatever you compute after a wait sees the collective's result. With
-#   Gloo the wait returns only once the collective is done. With NCCL it may return earlier, because the GPU does the
-#   waiting.
+#   Gloo the wait returns only once the collective is done. With NCCL, the library on GPUs, it may return earlier,
+#   because the GPU does the waiting.
 # - The busier of link and rank sets the pace, and prefetch hides the other behind it. A larger window holds more
 #   buffers, at most all of them.
 # - Do not use a buffer before you have waited for it.
@@ -453,7 +454,7 @@ print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
 # Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
-# the last row one link, so there it is a fifth too short.
+# the last one link: in both it is a fifth too short.
 #
 # <details><summary>How little was left to hide</summary>
 #
@@ -535,8 +536,9 @@ lesson.draw_pipelines({"GPipe": gpipe, "1F1B": one_f_one_b})
 # %% [markdown]
 # ## Optional: compute again what you do not keep
 #
-# Your first stage still needs three times the last one's memory. With **recomputing**, F keeps only its input, and B
-# computes forward again. Write F and B of such a stage. It has dropout, and its gradients must not change by a bit.
+# Your first stage still keeps four micro-batches, and the last one keeps one. With **recomputing**, F keeps only its
+# input, and B computes forward again. Write F and B of such a stage. It has dropout, and its gradients must not change
+# by a bit.
 #
 # <details><summary>Hint</summary>
 #

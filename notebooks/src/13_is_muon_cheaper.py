@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
+# **Seventy-five minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
 # read a profiler's trace without counting anything twice, and tell waiting from transfer. A good place to stop is
 # before *Waiting is not transfer*. When you come back, run all cells above it again.
 #
@@ -176,7 +176,7 @@ print(lesson.say_events(mine))
 
 # %% [markdown]
 # A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
-# that thread's. The table calls it a kernel, which does the work on a GPU. There, CPU and GPU also get an
+# that thread's. The table calls it a kernel, because on a GPU a kernel does the work. There, CPU and GPU also get an
 # **annotation**, a label over a stretch of time. So each collective leaves four events, as in a step of the report's
 # asynchronous run:
 
@@ -530,7 +530,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # what part of a step it takes: of lesson.muon_step("all fp32", "layerwise"), .product / .seconds
+    "Newton–Schulz": ...,  # its part of a step: .product / .seconds of lesson.muon_step("all fp32", "layerwise")
 }
 
 # %%

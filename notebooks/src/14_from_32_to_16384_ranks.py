@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
+# **Sixty minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
 # step waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
@@ -221,7 +221,8 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 # ## Against a clock
 #
 # Others have timed Muon on 1 to 256 GPUs. There the *planner*, which predicted the seconds above, is at most 1.5 times
-# off for Newton–Schulz alone, and up to 5.1 times for a step. Why is a step harder to predict?
+# off for Newton–Schulz alone (batches of thin matrices aside), and up to 5.1 times for a step. Why is a step harder to
+# predict?
 #
 # <details><summary>Compare</summary>
 #
@@ -240,7 +241,7 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # ## Until when does backward hide the gradients?
 #
-# While DDP, PyTorch's plain data parallelism, averages one bucket's gradients, in bf16, backward computes the next
+# DDP is PyTorch's plain data parallelism. While it averages one bucket's bf16 gradients, backward computes the next
 # bucket's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that
 # a rank holds. Up to how many ranks along dp can backward hide the all_reduces, if an all_reduce takes time for its
 # bytes only, and none for latency?
@@ -296,15 +297,15 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # ## And with ZeRO-3, or with tp?
 #
 # ZeRO-3 sends half as much again as DDP: it gathers the weights in forward and again in backward. And tp adds up an
-# MLP's outputs. Up to how many ranks can computing hide that?
+# MLP's outputs. For each, up to how many ranks can computing hide it?
 #
 # *Easy · 5 minutes · required*
 
 # %% tags=["stub", "predict"]
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
 zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
-# tokens × D, times D × F, times F × D: tp cuts both matrices along F, and one all_reduce sums the outputs, tokens × D
-# in bf16: up to how many tp ranks does this all_reduce, over network cards, take no longer than the products?
+# tokens × D, times D × F, times F × D: tp cuts F, and an all_reduce sums the outputs (tokens × D, bf16). Over network
+# cards, up to how many tp ranks does it take no longer than the products?
 tp_ranks = ...  # a call of your most_ranks can say it; lesson.WIDTH is F
 
 # %% tags=["answer"]
@@ -330,9 +331,9 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # %% [markdown]
 # ## Do the activations fit?
 #
-# These limits take a batch in one pass. Until backward, each layer of a GPT keeps about 34 bytes in bf16 for each token
-# and hidden entry. tp with sequence parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each
-# layer's input, 2 of the 34 bytes, and backward makes one layer at a time whole again.
+# These limits assume a batch in one pass. Until backward, each layer of a GPT keeps about 34 bytes in bf16 for each
+# token and hidden entry. tp with sequence parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only
+# each layer's input, 2 of the 34 bytes, and backward makes one layer at a time whole again.
 #
 # <details><summary>Where 34 is from</summary>
 #
@@ -346,8 +347,8 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 
 # %% tags=["stub"]
 def activation_bytes(tokens, hidden, layers, tp, recompute):
-    # tokens: of all ranks of a tp group, in one pass; hidden: entries of each between layers; recompute: True or False
-    return ...  # bytes that one rank keeps when backward begins, and one layer is whole in any case
+    # tokens: that a tp group takes in one pass; hidden: entries of each between layers; recompute: True or False
+    return ...  # bytes on one rank as backward begins: one layer is whole, recomputed or not
 
 # %%
 fits.check(activation_bytes)
@@ -385,7 +386,8 @@ for recompute in (False, True):
 # - Latency grows by one level of a tree with each doubling of the ranks, and jumps where matrices run out.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 # - Backward hides the gradients up to P ranks, where (P − 1) · flops = tokens · bandwidth.
-# - Activations may take more than all else. Recomputing keeps that limit, micro-batches divide it.
+# - Activations may take more than all else. Recomputing keeps the limit P; several passes (micro-batches)
+#   divide it.
 #
 # </details>
 #
@@ -423,8 +425,8 @@ quiz.check(answers)
 #
 # `python -m muon_tutorial plan llama-3.1-70b --grid dp=64,tp=8 --batch 4194304`
 #
-# The grid may have dp_shard, too (and pp, but then it has no score), and `--map map.svg` draws the fastest strategy by
-# ranks and bandwidth. There is more than one good answer. A good page
+# The grid may have dp_shard, too, which cuts weights along dp as FSDP2 does (and pp, but then it has no score), and
+# `--map map.svg` draws the fastest strategy by ranks and bandwidth. There is more than one good answer. A good page
 #
 # 1. says what the step waits for: work, bytes, latency or one matrix;
 # 2. compares your grid with two that you rejected, in seconds and in bytes of memory;
@@ -448,10 +450,10 @@ quiz.check(answers)
 #
 # </details>
 #
-# <details><summary>The same solution: how activations fit, and what computing then hides</summary>
+# <details><summary>A solution of the open task: how activations fit, and what computing then hides</summary>
 #
 # FSDP2 also gathers weights in forward and backward. With tp=8 each rank has a network card to itself, so computing can
-# hide these gathers up to the limit of 446 above, and `dp_shard` is only 64. But that limit takes a rank's 65,536
+# hide these gathers up to the limit of 446 marked above, and `dp_shard` is only 64. But that limit takes a rank's 65,536
 # tokens in one pass, which keeps 183 GB. There are two ways out:
 #
 # - *Micro-batches* gather the weights anew, each with fewer tokens to hide behind. Four take 46 GB, and the limit is
@@ -460,7 +462,7 @@ quiz.check(answers)
 #
 # </details>
 #
-# <details><summary>The same solution: what else the score leaves out</summary>
+# <details><summary>A solution of the open task: what else the score leaves out</summary>
 #
 # tp's all_reduces stay inside a node. Over NVLink they take no longer than the products up to tp=26, but they hide only
 # if a library cuts both into pieces. All of that counts bandwidth alone. With

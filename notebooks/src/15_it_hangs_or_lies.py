@@ -133,7 +133,7 @@ print(lesson.recorded_dump())
 
 # %% [markdown]
 # To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them (`[[]]` are the
-# sizes of a single number):
+# sizes of a single number; the groups' numbers are PyTorch's own):
 #
 # <details><summary>How to switch it on, and what it does not know</summary>
 #
@@ -146,8 +146,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits in its last call, for every rank of that call's
-# group that has begun the call less often. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for all ranks of that call's
+# group that have begun the call less often. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -388,8 +388,8 @@ clinic.check("A", repair_a)
 #
 # <details><summary>Hint</summary>
 #
-# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask what the ranks that miss
-# a call did *instead*. If they made the next call of the program, they skipped one.
+# Print the calls of step 3. Here a skipped call looks like calls in a wrong order. So which call did ranks make
+# *instead* of the missing one? If they made the next call of the program, they skipped one.
 #
 # </details>
 #

@@ -26,7 +26,7 @@ lesson.hero()
 # own, kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
 # lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
-# *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
+# *You need* lesson 06 for the grid, and lesson 09 for what happens in a step. FSDP2 and ZeRO-3 are explained in 11.
 #
 # - *Previous:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Next:* none, this is the last.
@@ -303,8 +303,8 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# Learning rate, weight decay, embedding and head, reduce dtype, checkpoint keys: each has a default or a rule that
-# surprises people. Only one stops a run. The others change numbers, and raise no error.
+# Learning rate, weight decay, embedding and head, reduce dtype (of the gradients' sum), checkpoint keys: each has a
+# default or a rule that surprises people. Only one stops a run. The others change numbers, and raise no error.
 #
 # *Easy · 2 minutes · required*
 
@@ -462,7 +462,7 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 # - *196,608* is par. Another row falls, too.
 # - *Below 160,000.* Every row falls, because nothing is sent as it is.
 #
-# The check trains the finale's GPT on 2 × 2, after two steps with small matrices that tp and slices cut unevenly. After
+# First come two steps with small matrices, cut unevenly by tp and slices; then the finale's GPT trains on 2 × 2. After
 # each step, every rank must have the bits of torch.optim.Muon, which gets the mean of all gradients. `send`, `isend`
 # and `all_gather` (as on a ring) are counted, and all other ways to send are refused. On other grids your class need not
 # work. The first two scores are the same on every machine. On the last level they depend on the numbers in the
@@ -472,9 +472,9 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 #
 # <details><summary>Hint</summary>
 #
-# Ask two questions about each row. Which of the entries that arrive does the rank use? And what of them does it not
-# know yet? New weights are old weights, which it has, and an update. You can change the methods `apply` and `write`,
-# and the routes in `self.bucket`.
+# Ask two questions about each row. Which of the entries that arrive does the rank use? And what in them is new to it?
+# New weights are old weights, which it has, and an update. You can change the methods `apply` and `write`, and the
+# routes in `self.bucket`.
 #
 # </details>
 #
@@ -502,8 +502,8 @@ my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
 #
 # Phase 7 sends new weights in float32. But the ranks of a dp group have the same old weights, and lack only the update,
 # which comes in bfloat16 from Newton–Schulz: half the bytes. Phase 2 gathers the whole buffer, but phase 3 needs only
-# those matrices of which the rank's slice has a part. So only what a slice cuts has to travel. On 2 × 2, this GPT's
-# slices meet between its two layers, and the row falls to 0.
+# those matrices of which the rank's slice has a part. So only matrices that straddle have to travel. On 2 × 2 the
+# boundary lies between the GPT's two layers, so the dp gather falls to 0.
 #
 # ```python
 # def fewer_bytes(course):
@@ -534,8 +534,8 @@ my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
 # ```
 #
 # Without compressing, no class sends less. Each sum over dp takes one gradient in float32, which is the first row. And
-# of each matrix every rank lacks half: either the other half of the input, which it needs for Newton–Schulz, or its own
-# half of the update. Two bytes for half of all entries are the other 98,304.
+# every rank lacks half of each matrix: if it runs Newton–Schulz on it, half of the input, and otherwise its own half
+# of the update. Two bytes for half of all entries are the other 98,304.
 #
 # Compressing pays because a message has few different exponents. With zlib's Huffman code for the exponents, and all
 # other bits as they are, a class of ours sends 149,967 bytes: half of what the course sends, and every bit arrives.

@@ -128,7 +128,7 @@ def test_names_of_mesh_dimensions_are_checked() -> None:
     assert unknown[0] == "ConfigError"
     assert "'sequence' has no known meaning; known: cp, ddp, dp, dp_replicate" in unknown[1]
     assert "has 2 dimensions; mesh_dim_names has 1" in too_few[1]
-    assert "have one meaning" in twice[1]
+    assert "mean the same" in twice[1]
 
 
 def test_a_config_is_checked_when_it_is_made() -> None:

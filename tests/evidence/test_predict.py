@@ -216,7 +216,7 @@ def test_the_tp_gather_brings_what_touched_matrices_lack(grid: Grid, case: Case,
 
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
-    """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that its slice cuts.
+    """A rank receives 2·Σ(elements of m − those of its piece) bytes, over the matrices m that its slice cuts.
 
     A matrix counts even if the rank's own piece lies outside the slice, because its tp group works on it.
     """

@@ -397,7 +397,7 @@ def test_after_a_step_that_failed_halfway_all_gradients_count(guard: str) -> Non
 
 
 def beside_adamw(rank: int, way: str) -> list[str]:
-    """The warnings of two steps of a Muon that averages gradients, beside an AdamW of its own."""
+    """The warnings of two steps of a Muon that averages gradients, with a separate AdamW beside it."""
     model, mesh = perceptron(), build_mesh({"dp": 2})
     hidden, rest = split_parameters(model)
     muon, adamw = Muon(hidden, strategy="zero1", mesh=mesh), torch.optim.AdamW(rest, lr=0.1)

@@ -200,7 +200,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def checkpoint(folder: Path) -> Path:
-    """The checkpoint of the run in ``folder`` after its first epoch; both Trainers name it by steps."""
+    """The checkpoint of the run in ``folder`` after its first epoch; its name has the number of steps."""
     names = ("epoch-1", f"checkpoint-{STEPS}", f"checkpoint-{STEPS}.ckpt")
     found = [folder / "saved" / name for name in names if (folder / "saved" / name).exists()]
     assert len(found) == 1, list((folder / "saved").iterdir())

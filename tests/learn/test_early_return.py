@@ -305,5 +305,5 @@ def test_milliseconds_of_transfers_are_said_to_overlap_if_they_are_more_than_the
     recording = lesson.recorded()
     timeline = recording.step("zero1", 3, "200mbit").timeline
     alt = pictures.draw_recorded(recording, timeline, "zero1", 3, "200mbit").alt
-    assert "has on its way 28054 (in all; several at a time)" in alt
+    assert "has messages on their way for 28054 (in all; several at a time)" in alt
     assert "several" not in lesson.hero().alt

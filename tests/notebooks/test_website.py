@@ -144,7 +144,7 @@ def test_every_module_of_every_room_has_its_page(folder: Path) -> None:
 def test_a_room_leads_to_its_modules_and_the_surface_to_its_rooms(folder: Path) -> None:
     room = parsed(folder / "muon_tutorial" / "plan.html")
     assert room.select_one("main li a[href='plan/grid.html']").find_parent("li").get_text() == (
-        "grid: ranks in named axes"
+        "grid: Ranks arranged in named axes"
     )
     rooms = [link["href"] for link in parsed(folder / "muon_tutorial.html").select("nav a")]
     assert {"../index.html", "muon_tutorial/plan.html", "muon_tutorial/errors.html"} <= set(rooms)

@@ -1,4 +1,4 @@
-"""Parameters on several meshes: FSDP2 over tensor parallelism, or AdamW's on another mesh than Muon's."""
+"""Parameters on several meshes: FSDP2 over tensor parallelism, or AdamW's on another than Muon's."""
 
 from __future__ import annotations
 

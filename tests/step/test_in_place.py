@@ -1,4 +1,4 @@
-"""Gradients and parameters that stay in the model's memory give the same bits without a flat copy."""
+"""A step in the model's own memory, without flat copies of gradients and parameters, gives the same bits."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class TraceSummary:
 
     @property
     def times_counted(self) -> float:
-        """How many events with a ``matched`` name a collective has on average."""
+        """The average number of events with a ``matched`` name per collective."""
         return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
 
 

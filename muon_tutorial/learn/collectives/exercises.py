@@ -217,7 +217,7 @@ def check_formula() -> Exercise:
     slips = (
         ("Those are entries. Each takes itemsize bytes.", lambda *given: ring_formula(*given) / given[2]),
         ("That is one half of an all_reduce.", lambda kind, *given: ring_formula("all_gather", *given)),
-        ("One piece of each half need not travel.", lambda *at: ring_formula(*at) * at[3] / (at[3] - 1)),
+        ("In each half, one piece need not travel.", lambda *at: ring_formula(*at) * at[3] / (at[3] - 1)),
         ("A message carries one piece, not the whole tensor.", lambda *at: ring_formula(*at) * at[3]),
     )
     hints = (

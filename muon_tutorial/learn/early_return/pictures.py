@@ -97,7 +97,7 @@ def _say_panel(panel: Panel) -> str:
 
 
 _WORDS: dict[Any, str] = {"product": "computes", "copy": "copies", "wait": "waits"}
-_WORDS["transfer"] = "has on its way"
+_WORDS["transfer"] = "has messages on their way for"
 
 
 def _panel(step: PredictedStep, window: int) -> Panel:

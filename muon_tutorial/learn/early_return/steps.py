@@ -31,6 +31,10 @@ class PredictedStep:
     timeline: StepTimeline
     peak: int
 
+    @property
+    def milliseconds(self) -> float:
+        return 1000 * self.timeline.seconds
+
 
 def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
     """``zero1``, with one matrix for each rank in every bucket."""

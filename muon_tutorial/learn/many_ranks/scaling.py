@@ -41,7 +41,8 @@ TOKENS, FLOPS, WIDTH = 4_194_304, 400e12, 28_672
 
 @dataclass(frozen=True, slots=True)
 class StepAtScale:
-    """A model's predicted step on ``ranks`` ranks. Seconds are those at the busiest owner's place along dp.
+    """A model's predicted step on ``ranks`` ranks. The estimate's seconds are those at the place along dp of
+    the owner with the most work.
 
     ``work``: operations of Newton–Schulz at each place along dp. ``once``: seconds that one owner would need
     for all matrices. ``floor``: seconds for the costliest matrix alone, whose shape is ``largest``.

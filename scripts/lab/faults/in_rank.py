@@ -46,7 +46,7 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
         record = _refused(case, world.at, error, begun)
         if rig is None:
             return record
-        if not fault.needs_guard:  # a fault that needs the guard changes data itself
+        if not fault.needs_guard:  # if ``needs_guard``, the fault itself has changed data
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     equal = equals_oracle(case, rig, _given(case, rig))

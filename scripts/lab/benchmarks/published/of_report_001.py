@@ -1,4 +1,5 @@
-"""The figures of the published reproduction report. Its traces give the sizes, its author the GPUs' link.
+"""The figures of the published reproduction report. The sizes come from its traces, and the GPUs' link from
+its author.
 
 See ``scripts.lab.report_001``, which traces each headline figure back to its events.
 """

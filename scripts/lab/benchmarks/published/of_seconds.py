@@ -126,7 +126,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
         Matrix(i, f"m{i}", shape, cuts, dtype=torch.bfloat16, grad_dtype=torch.bfloat16)
         for i, shape in enumerate(shapes)
     ]
-    apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # one rank of each node, as along dp
+    apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # dp has one rank on each node
     return 26e3 * walk_ranks(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds / homes
 
 
