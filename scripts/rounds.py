@@ -5,7 +5,8 @@
 writes results/rounds.md and rounds.json. For 4, 8 and 16 real ranks they hold a rank's peak of bytes,
 measured and predicted, and a step's seconds, divided by the lower bound for whole matrices. They also hold
 this ratio for a loop that only repeats the step's calls of torch.distributed and sleeps. A second table has
-real work, also for ranks that share it and exchange nothing. Sleeping needs no core, messages do.
+real work instead of sleep and, for comparison, ranks that share it but exchange nothing. Sleeping needs no
+core, messages do.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class CheckpointManager:
             step: the number of steps taken so far. ``extra`` and ``rename`` are as in ``save_checkpoint``.
             wait: True to return only after the save; False to copy everything to CPU memory, so that training
                 may go on while a thread saves the copy. At most one thread saves at a time: the next save
-                waits for it, and copies into the same memory. Call ``wait()`` before the process group ends,
-                or a function given to ``launch()`` returns.
+                waits until that thread is done, and then reuses the memory of its copy. Call ``wait()``
+                before the process group ends, or a function given to ``launch()`` returns.
 
         Returns:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.

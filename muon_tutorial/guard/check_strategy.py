@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_all_once(plan: Plan, matrices: Sequence[Matrix]) -> None:
-    """Refuse a user's plan that leaves out a matrix, repeats one, or numbers two buckets alike."""
+    """Refuse a user's plan that leaves out a matrix, repeats one, or does not number its buckets 0, 1, …."""
     times = Counter(entry.matrix.index for bucket in plan.buckets for entry in bucket.entries)
     wrong = ", ".join(f"{it.name} is in {times[it.index]}" for it in matrices if times[it.index] != 1)
     if wrong or any(bucket.index != number for number, bucket in enumerate(plan.buckets)):

@@ -405,7 +405,7 @@ class Guard:
         if changed and not self.steps.alone:
             return UsageError(
                 "parameters, groups or state were replaced between ready_gradients() and step(), which "
-                "loses the averaged gradients: replace them after step(), or after zero_grad()"
+                "loses the averaged gradients: make such replacements after step(), or after zero_grad()"
             )
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
@@ -482,7 +482,7 @@ class NoGuard(Guard):
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """Return the steps to run, even if a host has changed the parameters since steps were made."""
+        """Return the steps as first made, without looking whether a host has changed the parameters since."""
         if error is not None:
             raise error
         if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway

@@ -32,8 +32,8 @@ def describe_matrices(
     A DTensor's placements say how tensor parallelism cuts it. For a plain parameter, the attribute
     ``partition_dim`` names the dimension, as in Megatron; if it is negative, the parameter is not cut. For an
     uneven cut, the attribute ``partition_sizes`` lists one length per position. For plain parameters without
-    ``partition_dim``, ``tp_dim`` applies. It gets their ``indices``, or their places in the list if there are
-    none.
+    ``partition_dim``, ``tp_dim`` applies. As a mapping or function, it gets a parameter's entry in
+    ``indices`` or, without these, its place in the list.
 
     Raises:
         StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not

@@ -70,8 +70,8 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     costliest jobs are placed first, each in the first round that has room.
 
     If n jobs as large as the round's first job fit into a position's bytes, the position gets at most n times
-    that job's work. This keeps a round's ranks about equally busy. Rounds and jobs are sorted by number. This
-    is a step's order, but gradients that are sent during backward go from the last to the first.
+    that job's work. This keeps a round's ranks about equally busy. Rounds and jobs are sorted by number. A
+    step takes them in this order; gradients that are sent during backward go in the reverse order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

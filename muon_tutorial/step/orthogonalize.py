@@ -106,7 +106,7 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """Return how many matrices of ``sides`` a recipe can stack without a change of bits; 1 means no stack."""
+    """Return how many matrices of ``sides`` a recipe can stack with the same bits; 1: it must not stack."""
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:
         return 1

@@ -120,7 +120,10 @@ class RankBucket:
         momentum_index: dict[int, MomentumIndex],
         workspace: Workspace,
     ) -> RankBucket:
-        """Join a bucket to a rank's parameters. ``momentum_index`` has a key for each matrix's index."""
+        """Join a bucket to a rank's parameters.
+
+        ``momentum_index`` maps a matrix's index to where its elements lie in the momentum.
+        """
         held = bucket.buffer_slices(bucket.model_layout, at)
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(

@@ -308,7 +308,8 @@ hard.check(ring_reduce_scatter)
 # first called `dist.send`, and a message did not fit into the buffers, every one would wait for its neighbour to
 # receive, for ever. `all_reduce` is a reduce_scatter and then an all_gather. It is tempting to gather all pieces and
 # to add them up at home: that takes half as many messages but P / 2 times as many entries, and each rank does the
-# same sum. `all_to_all` stacks what still travels, because each message costs its latency again.
+# same sum. `all_to_all` stacks all pieces that still travel into one message, because each message costs its latency
+# again.
 #
 # </details>
 #

@@ -594,8 +594,8 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# On slow links Muon needs larger batches with `zero1`, but smaller ones with `boundary`. In which settings does Muon
-# lead if both take equally many steps?
+# To lead on slow links, Muon needs larger batches than on fast ones with `zero1`, but smaller ones with `boundary`. In
+# which settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even

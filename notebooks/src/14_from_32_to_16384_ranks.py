@@ -299,7 +299,7 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # ZeRO-3 sends half as much again as DDP: it gathers the weights in forward and again in backward. And tp adds up an
 # MLP's outputs. For each, up to how many ranks can computing hide it?
 #
-# *Easy · 5 minutes · required*
+# *Easy · 8 minutes · required*
 
 # %% tags=["stub", "predict"]
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients

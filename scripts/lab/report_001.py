@@ -231,7 +231,7 @@ def _of_async_and_state(summaries: Mapping[str, TraceSummary], sizes: StepSizes)
             _times("kernels alone, which spin while they wait", muon_async.kernels, muon.kernels, 2),
             _times("time in which any of them ran", muon_async.communicating, muon.communicating, 2),
             _times("the GPU's span: faster, in one run each", muon_async.gpu_span, muon.gpu_span, 3),
-            _times("its gain against the gathers over dp that nothing waits for", gained, slices.total, 2),
+            _times("what its span gains, and the dp gathers that nothing waits for", gained, slices.total, 2),
             _times("AdamW by the sum over names", adamw_async.sum_over_names, adamw.sum_over_names, 2),
             _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
         ),

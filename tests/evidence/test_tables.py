@@ -32,7 +32,7 @@ def test_every_strategys_formula_is_its_ledger() -> None:
 
 
 def test_ratios_are_of_whole_steps_and_their_sign_turns_round() -> None:
-    """zero1 sends 1.25 times ZeRO-1's bytes, which is the paper's bound, or 1.5 times in bf16."""
+    """zero1 sends 1.25 times the bytes of AdamW's ZeRO-1 (the paper's bound), or 1.5 times in bf16."""
     rows: Any = {(row["strategy"], row["g"], row["p"]): row for row in strategies_table("").rows}
     over_ddp, over_zero1 = (
         {key: row[f"over {other} AdamW"] for key, row in rows.items()} for other in ("DDP", "ZeRO-1")

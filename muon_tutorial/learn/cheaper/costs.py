@@ -194,7 +194,7 @@ def _seconds(at: Setting) -> Waterfall:
 
 
 def say_bandwidth(part: float) -> str:
-    """A fraction of the file's bandwidth, in GB/s."""
+    """In GB/s, this fraction of the link bandwidth in the machine's file."""
     return f"{part * machine().inside.bandwidth / 1e9:.3g} GB/s"
 
 

@@ -285,7 +285,7 @@ def turning_exercise() -> Exercise:
 
 
 def _turn(formula: Callable[..., float]) -> Callable[..., float]:
-    """A formula of the exercise that divides by zero if both optimizers take equally many steps."""
+    """``formula``, but infinity if both optimizers take equally many steps, where it would divide by zero."""
     return lambda *case: math.inf if case[-1] == 1 else formula(*case)
 
 

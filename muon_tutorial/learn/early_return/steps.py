@@ -100,6 +100,6 @@ def say_gains(recording: Recording, with_window_3: Callable[[float, float, int],
 
 
 def works_and_waits(timeline: StepTimeline) -> tuple[float, float]:
-    """Milliseconds that rank 0 works, and that it waits."""
+    """How many milliseconds rank 0 works, and how many it waits."""
     works = timeline.total("product", 0) + timeline.total("copy", 0)
     return 1000 * works, 1000 * timeline.total("wait", 0)

@@ -90,7 +90,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def try_on_ranks(found: Mapping[str, KeptBlock]) -> str | None:
-    """What goes wrong on four ranks with the complete file, if it has these blocks. None if nothing does."""
+    """Complete the file with these blocks and run it on four ranks; return what goes wrong, or None."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(completed(found), encoding="utf-8")

@@ -157,7 +157,7 @@ def _stopped(run: FunctionsRun) -> Iterator[Diagnosis]:
         hint = "Do all ranks of the group make the same calls, in the same order?"
         yield Diagnosis(f"{waited}: not all ranks of the group made the call.", (hint,))
     if note.call == "step":
-        yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
+        yield Diagnosis(f"Each call was right by itself, but step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
     none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."

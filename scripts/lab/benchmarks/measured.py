@@ -152,9 +152,9 @@ def seconds_table(costs: Costs, command: str) -> Table:
         }
         rows.append(row)
     notes = (
-        "Medians over rounds, for the slowest rank. Four ranks of one thread each share two cores, so read "
-        "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
-        "others in the optimizer's part.",
+        "Medians over rounds, for the slowest rank. Four ranks, each with one thread, share two cores, so "
+        "read ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, "
+        "the others in the optimizer's part.",
     )
     return Table("Seconds of a step", tuple(rows), command, notes)
 
