@@ -103,7 +103,7 @@ def dump_plain(name: str, value: Any) -> bytes:
 
 def checksum(value: Any) -> int:
     """Return a checksum of plain values: equal for equal values, on any device and in any process."""
-    if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
+    if type(value) in (Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta:
         held = value.detach().cpu().contiguous()
         kind = zlib.crc32(f"{held.dtype}{held.shape}".encode())
         return zlib.crc32(held.flatten().view(torch.uint8).numpy().tobytes(), kind)

@@ -36,7 +36,8 @@ def check_all_once(plan: Plan, matrices: Sequence[Matrix]) -> None:
 
 def check_no_tp_left_out(world: LiveWorld | LocalMesh, groups: Groups) -> None:
     """Refuse parameters with a ``partition_dim`` for tp, if the mesh leaves out its root's tp."""
-    root = world.mesh._get_root_mesh() if isinstance(world, LiveWorld) else None
+    find_root = getattr(world.mesh, "_get_root_mesh", None) if isinstance(world, LiveWorld) else None
+    root = find_root() if find_root else None  # torch's private name, which may go
     sizes = dict(zip(root.mesh_dim_names or (), root.shape, strict=False)) if root else {}
     for name, param, _ in all_named(groups) if sizes.get("tp", 1) > world.grid.size("tp") else ():
         dim = getattr(param, "partition_dim", None)

@@ -73,7 +73,7 @@ class Guard:
     ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
     ``compared`` are the parameters, by index, that had a gradient in a step before: a parameter's first
     gradient is compared, because DDP does not average it if the parameter was frozen when DDP was made.
-    ``is_halfway`` is whether a step has begun to write, and neither it nor a later step or load has ended.
+    ``is_halfway`` is whether a step has begun to write, and since then no step or load has ended.
     """
 
     steps: CurrentSteps

@@ -107,7 +107,12 @@ def test_what_was_half_stepped_is_not_saved(
 
 def test_an_extra_of_another_rank_that_is_not_saved_is_warned_of() -> None:
     whole = torch.arange(4.0)
-    values: tuple[Any, ...] = ({"at": 0, "by": whole[:2].clone()}, {}, {"at": 9}, {"by": whole[:2], "at": 0})
+    values: tuple[Any, ...] = (
+        {"at": 0, "by": whole[:2].clone()},
+        {},
+        {"at": 9},
+        {"by": nn.Parameter(whole[:2]), "at": 0},
+    )
     ranks = [SaveSummary("", {}, {}, set(), checksum(extra)) for extra in values]
     with pytest.warns(UserWarning, match="extra is not the same on ranks 0, 2; only rank 0's is saved"):
         check_alike(ranks)
