@@ -105,9 +105,9 @@ lesson.explore_race(race, live=widgets)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. In the picture at the head of this page, an update turns the
-# circle of all inputs of length 1 into an ellipse. The arrows are its axes, as long as the update's **singular
-# values**. Here is a real layer's gradient:
+# A step moves a layer's output by `lr * update @ x`. In the picture at the head of this page, the circle is all
+# inputs x of length 1, and an update turns it into an ellipse. The arrows are the ellipse's axes, as long as the
+# update's **singular values**. Here is a real layer's gradient:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -162,7 +162,8 @@ lesson.picture_of_gradient(G)
 #
 # ## Make them equally loud
 #
-# Orthogonalizing a matrix keeps its directions and sets every singular value to 1.
+# Orthogonalizing a matrix keeps its directions and sets every singular value to 1. Write such an update, from `G` and
+# its momentum.
 #
 # <details><summary>Hint</summary>
 #
@@ -210,9 +211,9 @@ lesson.explore(run, orthogonalize, live=widgets)
 # ## Why flat is good
 #
 # Suppose no step may move a layer's output too far, whatever the input. The output moves at most by the ellipse's
-# longest axis, so divide `update` by its largest singular value. Then compute its *promise*, how far the loss would
-# fall if the gradient stayed the same: multiply each entry of the divided update by the entry of `G` in the same
-# place, and add up the products.
+# longest axis, so to make that 1 for every update, divide `update` by its largest singular value. Then compute its
+# *promise*, how far the loss would fall if the gradient stayed the same: multiply each entry of the divided update by
+# the entry of `G` in the same place, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -243,9 +244,9 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. Each direction of `G` adds its singular value times its strength in the
-# divided update, which is at most 1. `U @ Vt` reaches 1 in every direction. The dark bars show how far the loss really
-# fell:
+# No update promises more than `U @ Vt`. Each direction of `G` adds to the promise its singular value times its
+# strength in the divided update. That strength is at most 1, and `U @ Vt` reaches 1 in every direction. The dark bars
+# show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -265,8 +266,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# (**RMS**, root mean square, is the usual size of an entry. The last line of the table below
-# is no update: it is what weight decay takes from `W`.)
+# The table below follows one gradient through all of these stages. (**RMS**, root mean square, is the usual size of
+# an entry. The last line is no update: it is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -351,8 +352,9 @@ hidden, rest = split_parameters(run.model)  # Muon's groups, and AdamW's pairs (
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector has no directions. But why not embedding and head? Each byte of the text picks one row of the embedding, and
-# never several. Erase the gradient of the most frequent byte: which other bytes' updates change?
+# A vector is a single direction, so there is nothing to make equally loud. But why not embedding and head? Each byte
+# of the text picks one row of the embedding, so a row's gradient comes from one byte alone. Set the gradient's row of
+# the most frequent byte to zero: which other bytes' updates change?
 
 # %% tags=["volatile"]
 print(lesson.say_rows(lesson.erase_a_byte(run)))
@@ -365,7 +367,7 @@ print(lesson.say_rows(lesson.erase_a_byte(run)))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# For either of them alone, it even helps! So "not the embedding" is only a rule of thumb.
+# If Muon takes either of them as well, the loss is even lower! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #
@@ -406,7 +408,7 @@ answers = {
     "sum": ...,  # of all singular values of orthogonalize(G)
     "times": ...,  # S[0] as a multiple of S.median(), the lower of the two middle values
     "factor": ...,  # the size factor of a weight of 400 rows and 100 columns
-    "left_out": ...,  # entries of all parameters that AdamW has
+    "left_out": ...,  # how many entries do all of AdamW's parameters have together?
 }
 
 # %%

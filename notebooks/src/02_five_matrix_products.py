@@ -55,8 +55,8 @@ write, whole, bound, cost, lifting, quiz = lesson.all_exercises(steps)
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# **Newton–Schulz** lays a tall matrix on its side, divides by the **Frobenius norm** (the root of the sum of all
-# squared entries), and then multiplies the matrix with itself.
+# **Newton–Schulz** lays a tall matrix on its side by transposing it, divides it by its **Frobenius norm** (the root
+# of the sum of all squared entries), and then multiplies it with itself.
 
 # %%
 recorded = recordings.real_gradient()
@@ -83,8 +83,8 @@ print("third power, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @
 print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @ Vt))
 
 # %% [markdown]
-# So a sum of odd powers changes only the singular values. This is one **step** of Newton–Schulz, with Muon's three
-# numbers below:
+# So a sum of odd powers changes only the singular values. One **step** of Newton–Schulz is such a sum, with three
+# numbers a, b and c. Muon's are printed below it:
 #
 # ```text
 # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵
@@ -168,10 +168,10 @@ write.check(step)
 # %% [markdown]
 # ## Write all of it
 #
-# From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
-# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Compute and return in the dtype of
-# `G`: in lesson 16 that is **bfloat16** (16 bits a number), here it is not. To get torch's bits, write both sums of
-# your `step` with `torch.addmm`.
+# From here on you build an optimizer: an answer that gives the same bits as `torch.optim.Muon` is saved in
+# `my_muon.py` beside this notebook, and in lesson 16 that file trains a GPT on real processes. Compute and return in
+# the dtype of `G`: in lesson 16 that is **bfloat16** (16 bits a number), here it is not. To get torch's bits, write
+# both sums of your `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -213,7 +213,7 @@ whole.check(newton_schulz)
 # %% [markdown]
 # ## Under the microscope
 #
-# From step to step, quiet dots climb, and loud ones swing.
+# Each dot is a singular value. From step to step, quiet ones climb, and loud ones swing about 1.
 
 # %%
 lesson.microscope(live=widgets)
@@ -262,7 +262,7 @@ bound.check(lowest, highest)
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A start at 1.3 explodes. That is why Newton–Schulz divides first.
+# A start at 1.3 explodes. That is why Newton–Schulz divides by the norm first.
 #
 # ## What does it cost?
 #
@@ -356,10 +356,10 @@ for name, triple in {"Keller Jordan's numbers, Muon's": (a, b, c), "numbers that
 print(lesson.say_published())  # after five steps; the mean is over this gradient's values
 
 # %% [markdown]
-# Directions need only be *about* equally loud, so lifting is what counts, above all early in training. Of a gradient's
-# 64 singular values, divided by the norm, about thirty are below 0.01 after 40 training steps (lesson 01), and only
-# three after 300 (this lesson). Polar Express and CANS lift most: their numbers change from step to step, and the
-# first `a` is above 8.
+# Directions need only be *about* equally loud, so what counts is lifting the quiet ones. Early in training more of
+# them are quiet: of a gradient's 64 singular values, divided by the norm, about thirty are below 0.01 after 40
+# training steps (lesson 01), and only three after 300 (this lesson). Polar Express and CANS lift most: their numbers
+# change from step to step, and the first `a` is above 8.
 #
 # ## Recap
 #
@@ -400,7 +400,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your function meets the gradient
 #
-# If only singular values move, `U.T @ Y @ Vt.T` is diagonal:
+# Your function turns `X` into `Y`. If only singular values have moved, `U.T @ Y @ Vt.T` is diagonal:
 
 # %% tags=["volatile"]
 orthogonalize = whole.accepted_or(lesson.newton_schulz)

@@ -76,7 +76,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes in all?
+# In an all_reduce of this tensor, how many messages does *one* rank send, and how many bytes do these hold together?
 #
 # *Easy · 3 minutes · required*
 
@@ -106,8 +106,9 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for a
-# message from rank `source` and puts it into `tensor`. Below, the list `first` says what each rank does first:
+# Every collective can be built from two calls: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor,
+# source)` waits for a message from rank `source` and puts it into `tensor`. Below, the list `first` says what each
+# rank does first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -346,7 +347,8 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Each half costs (P − 1)/P of the tensor's bytes, so never as much as the whole tensor, even on a thousand ranks.
+# Each half sends (P − 1)/P of the tensor's bytes, which is always less than the whole tensor, even on a thousand
+# ranks.
 #
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
@@ -382,8 +384,8 @@ formulas.check(formula)
 #
 # ## And the clock?
 #
-# A message costs **latency**, however small it is, and then time for its bytes: **bandwidth** says how many pass in a
-# second. Let a ball go from rank 0 to rank 1 and back:
+# Every message takes a fixed time, its **latency**, however small it is, and then time for its bytes: **bandwidth**
+# says how many pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back:
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -405,7 +407,8 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left you pay for latency alone, on the right for bytes. How long does a ring's all_reduce take?
+# On the left of the picture you pay for latency alone, on the right for bytes. How long does a ring's all_reduce
+# take?
 #
 # *Easy · 4 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · How did the first distributed Muon work?
 #
-# After averaging, all ranks hold the same gradients and orthogonalize the same matrices. Could they share that work,
-# and what would sharing cost?
+# Once gradients are averaged, all ranks hold the same ones, and all orthogonalize the same matrices. Could they share
+# that work, and what would sharing cost?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -64,8 +64,8 @@ _ = my_muon.so_far("04")
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers. As layouts, for B entries (`{U_dp}`: the sum over dp is still to be taken), that
-# is:
+# One all_reduce adds up the buffers. Written as layouts (B: the buffer's entries; `{U_dp}`: the sum over dp is still
+# to be taken), that is:
 #
 # ```text
 # y[B]{U_dp} → y[B]      y: the flat updates
@@ -110,7 +110,7 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# The early code in our words, without momentum and weight decay:
+# Here is the early code, rewritten in our words and without momentum and weight decay:
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -237,7 +237,8 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# Since each entry has one owner, an all_gather is enough. In a step, rank 0 sends this much on a ring:
+# Each entry has one owner, so nothing needs to be added up, and an all_gather is enough. In a step, rank 0 sends this
+# much on a ring:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
@@ -245,7 +246,7 @@ print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
 # Gather the owned updates, in bfloat16 (no gradient is missing here). `dist.all_gather(list, tensor)` fills a list
-# with the tensors of all ranks. These must be equally long, so fill yours with zeros up to the longest.
+# with the tensors of all ranks. These must be equally long, so pad yours with zeros to the length of the longest.
 #
 # <details><summary>Hint</summary>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# In float32, Muon's momentum of Llama 3.1 70B takes 274 GB, a GPU has 80, and so far every rank keeps all of it. How
-# can each keep only a share, and still know where every entry is, without asking?
+# In float32, Muon's momentum for Llama 3.1 70B takes 274 GB. A GPU has 80, and yet so far every rank keeps all of the
+# momentum. How can each keep only a share, and still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -64,7 +64,7 @@ _ = my_muon.so_far("05")
 # ## Three rulers
 #
 # With **ZeRO-1**, each entry of the momentum is kept on one rank only, while all dp ranks still have copies of the
-# weights. The picture shows the same entries three times:
+# weights. The picture at the top shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to `bucket` entries (set above); a matrix
@@ -72,8 +72,8 @@ _ = my_muon.so_far("05")
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
-# So a rank owns a *range* and not a matrix: a bucket's momentum of B entries is `m[B_dp]`. A boundary may cut a
-# matrix. Such a matrix **straddles** the boundary:
+# So a rank owns a *range* and not a matrix: a bucket's momentum of B entries is `m[B_dp]`. If the boundary of two
+# slices falls inside a matrix, the matrix **straddles** it. The sizes in each bucket are:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -84,7 +84,8 @@ for each in plan.buckets:
     print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# One more rank joins. Which matrices then straddle a boundary, and how many entries of padding are there?
+# One more rank joins. Which matrices then straddle a boundary, and how many entries of padding are there in all
+# buckets together?
 #
 # *Easy · 4 minutes · required*
 
@@ -165,7 +166,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # ## Find your range
 #
 # An item's `global_range` gives a matrix's entries in the bucket, and its `local_range` those in this rank's slice,
-# counted from the start *of the slice*.
+# counted from the start *of the slice*. Compute the second from the first.
 #
 # <details><summary>Hint</summary>
 #
@@ -211,10 +212,10 @@ local_range = ranges.accepted_or(lesson.local_range)
 # Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
 # orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
-# Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. The thrifty way
-# sends only parts of matrices that straddle, straight to the ranks that keep the other parts.
-# An entry travels as bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* for
-# this gathering, in each way?
+# Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. A thriftier way
+# sends only the parts of matrices that straddle, straight to the ranks that keep the other parts. An entry travels as
+# bfloat16, 2 bytes. With the `dp` of the parameters again, how many bytes does rank 0 *send* for this gathering, in
+# each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -251,7 +252,8 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## What travels
 #
-# A step makes three collectives for each bucket. The momentum itself never travels.
+# A step makes three collectives for each bucket: for gradients, for Newton–Schulz's inputs, and for weights. The
+# momentum itself never travels.
 #
 # <details><summary>The three collectives, as layouts</summary>
 #
@@ -273,14 +275,14 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. The limits of a bucket are
-# 10, 40, 160 and 640 kB.
+# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. It does so four times,
+# with buckets of at most 10, 40, 160 and 640 kB.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-matrices = ...  # how many of the 24 does each rank orthogonalize with 10 kB?
-collectives = ...  # how many collectives does a step make with 640 kB?
+matrices = ...  # with buckets of at most 10 kB, how many of the 24 does each rank orthogonalize?
+collectives = ...  # with at most 640 kB, how many collectives does a step make?
 
 # %% tags=["answer", "volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -312,9 +314,9 @@ compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 # %% [markdown]
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would orthogonalize every matrix. By default,
-# therefore, the package cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`. In a list of A to G,
-# of which matrices does the last slice have a part?
+# In a large model a single matrix fills a bucket. Since each bucket is cut over all ranks, every rank would
+# orthogonalize every matrix. By default, therefore, the package cuts *one* long list of all matrices into dp slices,
+# `zero1(cut="list")`. In a list of A to G, of which matrices does the last slice have a part?
 #
 # *Easy · 2 minutes · required*
 

@@ -131,9 +131,9 @@ grouping.check(groups)
 # %% [markdown]
 # ## Who answers?
 #
-# Every rank runs your function with the list of *all* groups. For each group that contains this rank, let the members
-# gather each other's ranks, and return what arrived. All ranks must *make* every group, members or not, but only
-# members may *gather*.
+# Every rank runs your function with the list of *all* groups. In each group that contains this rank, the members
+# gather each other's ranks, and your function returns what arrived. All ranks must *make* every group, members or
+# not, but only members may *gather*.
 #
 # <details><summary>Hint</summary>
 #
@@ -203,8 +203,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # ## Predict: which 1?
 #
 # A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
-# column, the rank with group rank 1 should send what it has. `dist.broadcast` sends one member's tensor to all
-# members. Suppose every rank calls it in its dp group, with `src=1`. What does the last rank get?
+# column, the member with group rank 1 should tell the others its global rank. `dist.broadcast` sends one member's
+# tensor to all members, so suppose every rank calls it in its dp group, with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -235,8 +235,8 @@ compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 # </details>
 
 # %% [markdown]
-# `src` means the *global* rank, `group_src` the number within the group. On a grid with one axis they are the same,
-# so this bug shows only with two.
+# `src` means the *global* rank, and `group_src` the group rank. On a grid with one axis the two are the same, so this
+# bug shows only on a grid with two.
 
 # %%
 def from_group_rank(rank, number):
@@ -301,8 +301,8 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that: PyTorch assumes that the first call of `new_group` makes the same group
-# on every rank, the second call too, and so on. So a rank with another order waits for ranks that never come. Which
-# call is the first to differ?
+# on every rank, the second call too, and so on. So a rank with another order waits for ranks that never come. Given
+# each rank's list of groups, which call is the first to differ?
 #
 # *Easy · 4 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · What do tp and dp cut?
 #
-# A model's weights and its optimizer's memory lie in pieces on a grid. Which ranks hold a given entry, and what shape
-# is each rank's piece?
+# A model's weights and its optimizer's memory are spread in pieces over a grid of ranks. Which ranks hold a given
+# entry, and what shape is each rank's piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -218,9 +218,9 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights. It cuts the momentum into equal slices, no matter where a matrix begins. So tp cuts a
-# *matrix*, and dp the *buffer*. Every rank leaves room for a matrix's largest piece, even if its own is smaller, so
-# the matrix begins at the same offset on every rank.
+# dp copies the weights. The momentum at each place along tp is one flat buffer (lesson 05), and dp cuts it into equal
+# slices, no matter where a matrix begins. So tp cuts a *matrix*, and dp the *buffer*. Every rank leaves room for a
+# matrix's largest piece, even if its own is smaller, so the matrix begins at the same offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -239,7 +239,7 @@ lesson.picture_of_buffers(dp, tp)
 
 # %% tags=["stub"]
 def who_holds(row, column, dp, tp, length):
-    # up is 10 × 8; its piece comes first in the buffer, row by row; dp cuts slices of `length` entries
+    # up is 10 × 8, column parallel; a rank's piece of it comes first in the buffer, row by row; dp cuts slices of `length` entries
     weight_on = ...    # a list of ranks
     momentum_on = ...  # one rank
     return ...         # weight_on, momentum_on
@@ -265,7 +265,8 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Muon needs whole matrices. The momentum stays, but two gathers bring together the input of Newton–Schulz:
+# Muon needs whole matrices. The momentum stays, but from it each rank makes its part of Newton–Schulz's input, and
+# two gathers join these parts:
 #
 # ```text
 # over dp, the slices of a buffer              x[B_dp]    → x[B]
@@ -274,9 +275,10 @@ holders.check(who_holds)
 #
 # ## Three matrices in one
 #
-# Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. A head is torn if no rank has all its rows. How many are torn
-# if tp cuts the rows of the stack as if it were one weight? And how many if it cuts q, k and v one by one?
+# Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**. A
+# head works with its own rows of all three, so it needs them on *one* rank. A head is torn if no rank has all its
+# rows. How many are torn if tp cuts the rows of the stack as if it were one weight? And how many if it cuts q, k and
+# v one by one?
 #
 # <details><summary>Hint</summary>
 #
@@ -321,8 +323,8 @@ tearing.check(torn)
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# Every shape is correct, and no error is raised. Cut as one weight, every head is torn. One by one, heads are torn
-# only if tp does not divide their number.
+# If tp cuts the stack as one weight, every head is torn, though every shape is correct and no error is raised. If it
+# cuts one by one, heads are torn only if tp does not divide their number.
 #
 # <details><summary>This has happened</summary>
 #
@@ -479,8 +481,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your cuts, in training
 #
-# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts with your function, and tells Muon
-# how:
+# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts the weights with your function, and
+# tells Muon along which dimension:
 
 # %%
 def train(rank):

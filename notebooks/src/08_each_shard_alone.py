@@ -64,8 +64,9 @@ _ = my_muon.so_far("08")
 # ## The picture you have just seen
 #
 # A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
-# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, it has ones
-# on the diagonal and zeros elsewhere (`lesson.orthogonal` computes UVᵀ exactly, without Newton–Schulz):
+# update · V` says, in row i and column j, how strongly input direction j moves output direction i. For the right
+# update, UVᵀ, it has ones on the diagonal and zeros elsewhere (`lesson.orthogonal` computes UVᵀ exactly, without
+# Newton–Schulz):
 
 # %%
 gradient = lesson.gradient()
@@ -85,8 +86,9 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Each shard, orthogonalized alone, has only singular values of 1. What is the largest singular value of all shards
-# side by side? And would pure noise give the same singular values? (Our gradient is 64 × 256.)
+# Each shard, orthogonalized alone, has only singular values of 1. If tp cuts columns, what is the largest singular
+# value of all shards side by side? And would shards of pure noise give the same singular values? (Our gradient is 64
+# × 256.)
 #
 # *Easy · 2 minutes · required*
 
@@ -127,9 +129,9 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
-# flat spectrum proves nothing. Compare with UVᵀ itself, by two numbers: the **cosine** is 1 if two matrices point the
-# same way, and 0 at right angles. The **distance** is the size of the two matrices' difference, divided by the size of
-# UVᵀ.
+# flat spectrum proves nothing. Compare the update with UVᵀ itself, by two numbers: the **cosine** is 1 if two
+# matrices point the same way, and 0 at right angles. The **distance** is the size of the two matrices' difference,
+# divided by the size of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -169,8 +171,8 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? As in lesson 01, energy is measured by squares, here of the entries of `Uᵀ · update ·
-# V`. What share is on the diagonal, what share elsewhere in the left square, and what share right of it, on ignored
+# And where does the update act? As in lesson 01, energy is a square, here that of each entry of `Uᵀ · update · V`.
+# What share of it is on the diagonal, what share elsewhere in the left square, and what share right of it, on ignored
 # inputs?
 #
 # <details><summary>Hint</summary>
@@ -207,7 +209,7 @@ where.check(shares)
 cosine, distance = near.accepted_or(lesson.nearness)(update, lesson.orthogonal(gradient))
 print(f"cosine {cosine:.3f}, distance {distance:.3f}")
 parts = where.accepted_or(lesson.energy_shares)(lesson.in_directions(update, gradient))
-print("on the diagonal {:.0%}, beside it {:.0%}, outside {:.0%}".format(*parts))
+print("on the diagonal {:.0%}, elsewhere in the square {:.0%}, on ignored inputs {:.0%}".format(*parts))
 
 # %% [markdown]
 # ## Find the harmless one
@@ -312,7 +314,7 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Divide the whole matrix's factor by the shard's, for both formulas, every shape and cut.
+# Write a function that divides the whole matrix's factor by the shard's, for both formulas, any shape and either cut.
 #
 # <details><summary>Hint</summary>
 #
@@ -356,9 +358,10 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Where a ratio is below 1, a shard's factor is too *large*. In the table's first line (our matrix, cut by columns) two
-# errors meet. Orthogonalizing each shard alone made all singular values √tp times too large, and Moonshot's factor of
-# a shard is √tp times too small. They cancel, so the wrong update has the right size!
+# Each ratio says how many times too small a shard's factor is, and below 1 it is too *large*. In the table's first
+# line (our matrix, cut by columns) two errors meet. Orthogonalizing each shard alone made all singular values √tp
+# times too large, and Moonshot's factor of a shard is √tp times too small. They cancel, so the wrong update has the
+# right size!
 #
 # ## Repair it: gather first
 #
@@ -404,7 +407,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# You pay with messages, and with work that every tp rank repeats:
+# Gathering costs messages, and every tp rank now repeats the same work:
 
 # %% tags=["volatile"]
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -505,7 +508,7 @@ def all_together(rank):
 
 # %% tags=["ranks"]
 repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
-print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
+print("the same bits as in one process:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
 # At what distance from UVᵀ is this update?

@@ -155,4 +155,4 @@ def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., 
     number = next(place for place, ranks in enumerate(dp_groups) if rank in ranks)
     place, many = list(dp_groups[number]).index(rank), len(dp_groups[number])
     came = ring_all_gather(torch.tensor([rank]), place, many, made[number])
-    return f"rank {rank} has the numbers of {', '.join(str(piece.item()) for piece in came)}"
+    return f"rank {rank} received the numbers of ranks {', '.join(str(piece.item()) for piece in came)}"
