@@ -352,9 +352,9 @@ hidden, rest = split_parameters(run.model)  # Muon's groups, and AdamW's pairs (
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector is a single direction, so there is nothing to make equally loud. But why not embedding and head? Each byte
-# of the text picks one row of the embedding, so a row's gradient comes from one byte alone. Set the gradient's row of
-# the most frequent byte to zero: which other bytes' updates change?
+# A vector is a single direction, so there is nothing to make equally loud. But why not embedding and head? Take the
+# embedding: each byte of the text picks one of its rows, so a row's gradient comes from one byte alone. Set the
+# gradient's row of the most frequent byte to zero: which other bytes' updates change?
 
 # %% tags=["volatile"]
 print(lesson.say_rows(lesson.erase_a_byte(run)))
@@ -367,7 +367,7 @@ print(lesson.say_rows(lesson.erase_a_byte(run)))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# If Muon takes either of them as well, the loss is even lower! So "not the embedding" is only a rule of thumb.
+# If Muon steps one of them, too, the loss is even lower! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #

@@ -84,7 +84,7 @@ print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @
 
 # %% [markdown]
 # So a sum of odd powers changes only the singular values. One **step** of Newton–Schulz is such a sum, with three
-# numbers a, b and c. Muon's are printed below it:
+# numbers a, b and c, which the next cell prints as Muon chose them:
 #
 # ```text
 # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵

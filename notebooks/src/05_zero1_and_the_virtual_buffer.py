@@ -275,8 +275,9 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. It does so four times,
-# with buckets of at most 10, 40, 160 and 640 kB.
+# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. It does so four times, with
+# buckets of at most 10, 40, 160 and 640 kB. (A matrix that is larger than that has a bucket for itself.) Each bucket is
+# cut over all ranks. So what does the limit decide, before any clock starts?
 #
 # *Easy · 2 minutes · required*
 

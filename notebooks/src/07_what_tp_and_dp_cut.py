@@ -239,7 +239,8 @@ lesson.picture_of_buffers(dp, tp)
 
 # %% tags=["stub"]
 def who_holds(row, column, dp, tp, length):
-    # up is 10 × 8, column parallel; a rank's piece of it comes first in the buffer, row by row; dp cuts slices of `length` entries
+    # up is 10 × 8, column parallel; a rank's piece of it comes first in the buffer, row by row;
+    # dp cuts the buffer into slices of `length` entries
     weight_on = ...    # a list of ranks
     momentum_on = ...  # one rank
     return ...         # weight_on, momentum_on

@@ -61,8 +61,8 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# The film shows the seven **phases** of a real step. Colour and number say which rank *brought* a part, or added it
-# up.
+# The film shows the seven **phases** of a real step. A part's colour and number name the rank that *brought* it, or
+# added it up in phase 1.
 #
 # ## Predict
 #
@@ -110,19 +110,20 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan))
 # 7 all_gather        w[B_dp]    → w[B]
 # ```
 #
-# Phase 7 undoes phase 1 in its layout only: it makes weights whole, not gradients.
+# Phase 7 undoes only the layout of phase 1, because what it makes whole are weights, not gradients.
 
 # %%
 here = lesson.record_here(dp, tp, seed)
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum never travels: each rank updates its range `m[B_dp]`, and from it computes x, the input of
-# Newton–Schulz.
+# The momentum itself never travels: each rank updates its range `m[B_dp]`, computes from it x, the input of
+# Newton–Schulz, and sends only x.
 #
 # ## The trip of one matrix
 #
-# Follow o through the film. tp cuts the rows of up, and the columns of o and of down. Each rank packs its pieces in this order:
+# Follow o through the film. tp cuts the rows of up, and the columns of o and of down. Each rank packs its pieces into
+# its bucket in this order:
 
 # %%
 bucket = plan.buckets[0]
@@ -154,8 +155,8 @@ compare({"range_of_o": range_of_o}, {"range_of_o": meta.global_range})
 # </details>
 
 # %% [markdown]
-# The master plan, lesson 05's address book, has it as `meta.global_range`, and the piece's rows and columns as
-# `meta.shape`. Now o travels:
+# The master plan (lesson 05's address book) has this range as `meta.global_range`, and the piece's rows and columns
+# as `meta.shape`. Now o travels:
 
 # %%
 print(lesson.say_trip(plan, here, "o"))
@@ -195,7 +196,7 @@ compare({"from_owner": from_owner}, {"from_owner": lesson.asks_for(Owned(0), Sha
 
 # %% tags=["stub"]
 def unpack(flat, meta):
-    return ...  # flat: the whole bucket of this rank's tp place
+    return ...  # flat: this rank's bucket after phase 2: whole along dp, still cut along tp
 
 # %%
 shapes.check(unpack)
@@ -214,7 +215,7 @@ shapes.check(unpack)
 # </details>
 
 # %% [markdown]
-# Jen Wei's script, our blueprint, left a matrix flat:
+# Jen Wei's script, our blueprint, forgot the second half, so Newton–Schulz got a flat tensor:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -223,8 +224,8 @@ print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
 # ## The way out, and the way back
 #
 # `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are
-# this rank's coordinates. `travel` and `take` are **generators**: if a hop sends, a *request* named by `label` goes
-# out, and they wait for the answer, from real processes or, in the next section, from you.
+# this rank's coordinates. `travel` and `take` are **generators**: if a hop sends, they yield a *request* named by
+# `label`, and wait until it is answered, by real processes or, in the next section, by you.
 
 # %%
 print(inspect.getsource(travel))
@@ -321,7 +322,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# All lessons so far led here. `job` does the arithmetic, and you write what moves.
+# All lessons so far led here. `job` does the arithmetic, and you write the communication.
 #
 # <details><summary>Hint</summary>
 #
@@ -343,7 +344,7 @@ def my_step(job, bucket, at):
     # unpack(flat, meta): this rank's piece of a matrix; meta.global_range: where it lies in the flat buffer
     # job.label(1) labels phase 1, and job.label(3, entry) a phase of one matrix. Use, in this order:
     # job.gradients(bucket): this rank's own gradients, flat
-    # job.momentum(bucket, summed): what phase 2 sends
+    # job.momentum(bucket, summed): updates this rank's momentum, and returns x, which phase 2 sends
     # job.matrices(bucket): the pairs (entry, meta) of the matrices that this rank works on
     # job.newton_schulz(entry, whole): phase 4
     # job.apply(bucket, kept): this rank's new weights, from what phase 6 left
@@ -427,7 +428,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# In one process, `torch.optim.Muon` gets the averages that phase 1 left:
+# To compare, `torch.optim.Muon` takes the same step in one process, with the averages that phase 1 left:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)

@@ -58,7 +58,8 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Lesson 09's matrices fill a single bucket, so `cut="bucket"` and `cut="list"` (lesson 05) are the same here:
+# The picture shows lesson 09's matrices and where dp cuts them. They fill a single bucket, so `cut="bucket"` and
+# `cut="list"` (lesson 05) cut alike:
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -164,14 +165,14 @@ lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
 # Without tp, `zero1` adds only the dp gather to the bill of AdamW with ZeRO-1, so it sends (4 + 2 + 4) / (4 + 4) = 1.25
-# times as much (Liu et al., 2025). An optimizer's *state* is what it remembers from step to step: two moments an
-# entry for AdamW, one for Muon. ZeRO-1 divides the state of both optimizers by dp.
+# times as much (Liu et al., 2025). Bytes kept are on the bill, too: an optimizer's *state* is what it remembers from
+# step to step, two moments an entry for AdamW, one for Muon. ZeRO-1 divides the state of both optimizers by dp.
 #
 # ## Fetch only what straddles
 #
 # Wei's script gathers the *whole* bucket. But a matrix that straddles no boundary lies in one slice already, so
-# `gather="boundary"` moves only those that straddle one. How many entries of a matrix do you send to each place along
-# dp?
+# `gather="boundary"` moves only those that straddle one. You keep a part of a matrix, or none of it: how many of its
+# entries do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -236,8 +237,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order. Newton–Schulz rounds to bfloat16. If one entry of o's gradient then rounds
-# the other way, how many weights change?
+# and another grid adds in another order, so a gradient's last bits may differ. Newton–Schulz rounds its input to
+# bfloat16. If one entry of o's gradient then rounds the other way, how many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -261,7 +262,8 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most fp32 sums, added up in another order, are the same once rounded to bfloat16, which keeps only 8 significant bits:
+# But this is rare, because most fp32 sums, added up in another order, are the same once rounded to bfloat16, which
+# keeps only 8 significant bits:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
@@ -328,8 +330,8 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes the step's requests, but not the averaging that
-# some strategies expect before it. What rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes the bytes of each request. (It leaves out the
+# averaging that some strategies expect before the step.) Here is what rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

@@ -73,13 +73,13 @@ def muon_step(params, momenta, owners, config, lr):
         param -= lr * config.redistribute_fn(update, owners[index], state)
 
 # %% [markdown]
-# `assign_fn` has named the `owners`. `gather_fn` collects the rows of Newton–Schulz's input, `X[I_dp, J]`. Only the
-# owner, the rank at place k of dp, gets the whole matrix: `X[I, J]@dp=k`. `redistribute_fn` sends each rank its part
-# of the update. All ranks must call both.
+# Before the loop, `assign_fn` has named the `owners`. `gather_fn` collects the rows of Newton–Schulz's input,
+# `X[I_dp, J]`. Only the owner, the rank at place k of dp, gets the whole matrix: `X[I, J]@dp=k`. `redistribute_fn`
+# sends each rank its part of the update. All ranks must call both.
 #
-# Along dp, ZeRO-1 keeps weights whole, and **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
-# cuts rows, as `torch.chunk` does. For this example, *all* dp × tp ranks hold rows of one matrix, and the last rank
-# owns it:
+# Who cuts rows along dp? ZeRO-1 keeps weights whole there, but **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2**
+# (`fully_shard`): it cuts rows, as `torch.chunk` does. For this example, *all* dp × tp ranks hold rows of one matrix,
+# and the last rank owns it:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -111,7 +111,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# So even a rank with an **empty shard**, one without rows, must make the same call.
+# So even a rank with an **empty shard**, one without rows, must call `gather_fn`: here it is the one that gets the
+# matrix.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. As the top picture shows,
 # a matrix is gathered within one replica, but its owner sends the update to the ranks of all replicas. (The last
@@ -121,8 +122,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # ## Yours, on real ranks
 #
 # In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices of its own, and its ranks
-# divide the rows of each (one may get none). For each matrix, name the owner by its global rank, not by its place in
-# the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# divide the rows of each (so that a rank may get no rows). For each matrix, name the owner by its global rank, not by
+# its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -148,7 +149,7 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# `dist.gather` wants equal pieces, but `dist.all_to_all_single` takes split sizes:
+# `dist.gather` wants equal pieces, and yours are not. `dist.all_to_all_single` takes split sizes, one for each rank:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -162,8 +163,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Write `gather`, with the lists that `splits` returns. Rows are cut as tp cuts a "column" weight in lesson 07, so your
-# function from there tells every rank's shape: `local_shape(shape, "column", place, ranks)`.
+# Write `splits`, and `gather`, which uses its two lists. Rows are cut as tp cuts a "column" weight in lesson 07, so
+# your function from there tells every rank's shape: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -177,7 +178,8 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 # %% tags=["stub"]
 def splits(owner, state):
     # Muon has added state["param_idx"] and this rank's state["local_shape"]
-    return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
+    # two lists with an entry for each rank of the group: how many elements I send it, and how many I take from it
+    return ...
 
 def gather(momentum_buffer, dst_rank, state):
     return ...  # the whole matrix if this rank is dst_rank, in the dtype of momentum_buffer; None on other ranks
@@ -220,7 +222,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 10 minutes · required · par 56 bytes a rank, for all matrices, on the way back*
+# *Medium · 10 minutes · required · par 56 bytes sent on the way back, for all matrices, as a mean over ranks*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):
@@ -254,8 +256,8 @@ given_back.check(redistribute)
 #
 # ## Two traps
 #
-# The first trap gathers the gradient, not the x that Muon hands over (as `momentum_buffer`). In the first step the two
-# differ only by a factor, so a test of one step may pass:
+# The first trap gathers the gradient, not the x that Muon hands over (as `momentum_buffer`). In the first step the
+# two differ only by a factor, which Newton–Schulz ignores, so a test of one step may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -333,7 +335,7 @@ lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% tags=["stub"]
 def sent(entries, ranks, item):
-    # entries: of all weights; item: bytes of an entry, of weights and of gradients
+    # entries: how many all weights have; item: bytes of one entry, be it of a weight or of a gradient
     return {"ZeRO-1": ..., "ZeRO-3": ...}  # bytes in one training step on a ring, gradients included
 
 # %%

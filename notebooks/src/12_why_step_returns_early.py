@@ -78,8 +78,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
 # The call is **asynchronous**: it hands the tensor to another thread and returns. Until `handle.wait()` returns,
-# neither read nor write the tensor. On a GPU every operation works like that, until a result is read (`.item()`), so
-# `step()` returns when its kernels (GPU programs) are launched.
+# neither read nor write the tensor. On a GPU every operation works like that, and only reading a result (`.item()`)
+# waits for it. So `step()` returns as soon as its kernels (GPU programs) are launched.
 #
 # <details><summary>Three traps with a stopwatch on a GPU</summary>
 #
@@ -101,7 +101,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like `handle` above, and
+# A rank is again a generator: `yield Start(…)` starts a collective and returns a **ticket**, like `handle` above, and
 # `yield Wait(…)` waits for the answer.
 
 # %%
@@ -115,8 +115,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
 # Each matrix costs memory, so a **window** limits how many are asked for and not yet done. A window of 1 is the loop
-# above. With 2, the next matrix travels while you work on this one. Gathers travel one at a time. When is all work
-# done?
+# above. With 2, the next matrix travels while you work on this one. The link carries one gather at a time. After how
+# many milliseconds is all work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -160,7 +160,7 @@ lesson.draw_schedules(dp * tp)
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**.
+# Asking early is called **prefetch**. Write it as a generator, like `one_by_one`.
 #
 # <details><summary>Hint</summary>
 #
@@ -224,7 +224,7 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 
 # %% tags=["stub", "predict"]
 # compare work and sending in the top picture
-# on the loopback, messages stay in the machine, so one core computes and sends
+# on the loopback, messages stay in the machine, so the same core computes and sends
 best_link = ...  # "20 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
 
 # %% tags=["answer"]
@@ -280,7 +280,7 @@ compare({"enough": enough}, {"enough": fastest, **shown})
 # %% [markdown]
 # ## Find the missing wait
 #
-# This program also shares its updates, through two buffers in turn.
+# This program also sends each update to the other ranks (a *share*), through two buffers in turn.
 
 # %%
 print(lesson.say_program())
@@ -324,7 +324,8 @@ find.check(before, ticket)
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-# the work on matrix i + 2 ends by writing the buffer of s(i): in the picture, when do s1 and the work on matrix 3 begin?
+# when the work on matrix i + 2 ends, it writes into the buffer that s(i) reads: in the picture, when do s1 and the
+# work on matrix 3 begin?
 longest = ...  # the longest share, in whole milliseconds, with which no buffer is written before its share has ended
 
 # %% tags=["answer"]
@@ -347,8 +348,8 @@ compare({"longest": longest}, {"longest": max(share for share in early if not ea
 # </details>
 
 # %% [markdown]
-# All ranks must also ask in one order. Otherwise, where two gathers have the same size, ranks would silently mix
-# pieces of two matrices.
+# All ranks must also ask in the same order. Otherwise they would silently mix pieces of two matrices, if both gathers
+# have the same size.
 #
 # <details><summary>An open task: in which order should a rank ask? (30 minutes)</summary>
 #
@@ -415,7 +416,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# In half of this recording, all ranks shared one slowed-down link, a **bus**.
+# Here is a recording of real steps. In half of them, all ranks shared one slowed-down link, a **bus**.
 
 # %%
 recording = lesson.recorded()
@@ -454,7 +455,7 @@ print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
 # Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
-# the last one link: in both it is a fifth too short.
+# the last row they share one link, so in both its time is a fifth too short.
 #
 # <details><summary>How little was left to hide</summary>
 #

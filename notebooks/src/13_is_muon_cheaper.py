@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report found that Muon communicates 0.57 times as much as AdamW, and the paper that cut Muon over ranks
+# A published report found that Muon communicates 0.57 times as much as AdamW, and the paper that distributed Muon
 # (Liu et al., 2025) says up to 1.25 times. Both are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
@@ -60,7 +60,7 @@ _ = my_muon.so_far("13")
 # ## Cheaper in what?
 #
 # Each **waterfall** in the picture leads from AdamW's number to Muon's, one change at a time. Bytes, time and memory
-# (lesson 10) disagree, so "cheaper" means one of them, for *one* model, dtype, batch and link.
+# (lesson 10) disagree, so a claim of "cheaper" must say in which of them, and for which model, dtype, batch and link.
 #
 # <details><summary>Nothing ran: whose numbers?</summary>
 #
@@ -73,7 +73,8 @@ _ = my_muon.so_far("13")
 # Compare **like for like**: all bytes sent on the way from *raw* gradients, `g[B]{U_dp}`, to new weights on all
 # ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix
 # *lives* with one owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends in
-# phases 1 and 7 only. Count what one rank sends on a ring. (Ranks that own more send more: take the dp group's mean.)
+# phases 1 and 7 only. Count what one rank sends on a ring. (Under `layerwise`, ranks that own more send more, so take
+# the dp group's mean.)
 #
 # <details><summary>Hint</summary>
 #
@@ -85,7 +86,7 @@ _ = my_muon.so_far("13")
 
 # %% tags=["stub"]
 def bytes_sent(entries, dp, item):
-    # entries: of the whole bucket; item: bytes of an entry of gradients, and of weights
+    # entries: how many the whole bucket has; item: bytes of one entry, be it of a gradient or of a weight
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
@@ -175,10 +176,10 @@ mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
 print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name is
-# that thread's. The table calls it a kernel, because on a GPU a kernel does the work. There, CPU and GPU also get an
-# **annotation**, a label over a stretch of time. So each collective leaves four events, as in a step of the report's
-# asynchronous run:
+# A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name
+# (`gloo:`) is the work that this thread does. The table calls it a kernel, because on a GPU a kernel does it. There,
+# a collective also gets an **annotation**, a label over a stretch of time, on the CPU and on the GPU. So each
+# collective leaves four events, as in a step of the report's asynchronous run:
 
 # %%
 events = lesson.gpu_step()
@@ -263,7 +264,7 @@ found = {
     "1.1%": ...,  # Muon's optimizer as a part of the step, as the report found it
     "1.1% on the GPU": ...,  # the optimizer's work as a part of the GPU's time
     "2.1": ...,  # how many times slower async looked
-    "2.1 as a span": ...,  # by the time that passes on the GPU, from its first event to its last
+    "2.1 as a span": ...,  # the same ratio, of the time that passes on the GPU from its first event to its last
 }
 
 # %%
@@ -292,7 +293,7 @@ for name, number in lesson.right_headlines().items():
 
 # %% [markdown]
 # The 1.1 % is only the CPU's *call*. The kernels that it queues fill more than half of the GPU's span. 0.57 hardly
-# changes: both runs were counted about twice. Did both do the same work?
+# changes, because both runs were counted about twice. But did both do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -300,14 +301,15 @@ print(lesson.say_bytes())
 # %% [markdown]
 # No: AdamW's run averaged its gradients. Muon's was given averages, and never sent new weights.
 #
-# Async looked slower because a kernel that waits looks busy. By its span it was *faster*. Here is its step:
+# Async looked slower because a kernel that waits looks busy. But by its span it was *faster*. Here is one of its
+# steps:
 
 # %%
 lesson.draw_gpu_step()
 
 # %% [markdown]
-# In the tp gather, rank 0 sends its half of a matrix, 8,388,608 entries. It keeps at most 4,662,860 of them itself; the
-# dp gather must bring the rest first. How long before the dp gather's end does the tp gather begin?
+# In the tp gather, rank 0 sends its half of a matrix, 8,388,608 entries. Its own slice has at most 4,662,860 of them,
+# so the dp gather must bring the rest first. How long before the dp gather's end does the tp gather begin?
 #
 # *Easy · 3 minutes · required*
 
@@ -328,9 +330,9 @@ lesson.early_exercise().check(early)
 # </details>
 
 # %% [markdown]
-# Newton–Schulz began 19 ms too early, too. Some entries may have come in time, but nothing made sure: in all five steps
-# a *wait* is missing (lesson 12). That explains the gain. The other run spent 42.8 ms in dp gathers, and async's span
-# is 40.7 ms shorter.
+# Newton–Schulz, too, began 19 ms before the dp gather's end. Some entries may have come in time, but nothing made
+# sure of that, because in all five steps a *wait* is missing (lesson 12). That explains the gain: the run that waits
+# spent 42.8 ms in dp gathers, and async's span is shorter by almost as much, 40.7 ms.
 #
 # <details><summary>An open task: write the report's author a correction (30 minutes)</summary>
 #
@@ -379,7 +381,7 @@ lesson.early_exercise().check(early)
 # %% tags=["stub"]
 def waited(flights):
     # one collective as each of its ranks lived it: .rank, .issued (it asked) and .done, in nanoseconds
-    # a rank that is done before the last one asks waited for nobody, because it only had to send
+    # if a rank is done before the last one asks, it only had to send, and did not wait
     return ...  # {rank: nanoseconds it waited}
 
 # %%
@@ -530,7 +532,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # its part of a step: .product / .seconds of lesson.muon_step("all fp32", "layerwise")
+    "Newton–Schulz": ...,  # its part of a step's time, .product / .seconds of lesson.muon_step("all fp32", "layerwise")
 }
 
 # %%
@@ -552,8 +554,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# Forward and backward take `forward` seconds a token. To reach the same loss, AdamW takes more steps than Muon,
-# `times` as many. At how many tokens a step does Muon begin to lead?
+# Forward and backward take `forward` seconds a token. To reach the same loss, AdamW takes `times` steps for each step
+# of Muon. At how many tokens a step does Muon begin to lead?
 #
 # <details><summary>Hint</summary>
 #
@@ -594,8 +596,8 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# To lead on slow links, Muon needs larger batches than on fast ones with `zero1`, but smaller ones with `boundary`. In
-# which settings does Muon lead if both take equally many steps?
+# With `zero1`, Muon needs larger batches to lead on slow links than on fast ones. With `boundary`, smaller ones are
+# enough. In which settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even
@@ -608,6 +610,6 @@ lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even
 # </details>
 
 # %% [markdown]
-# So far ranks were few, and the next lesson asks what changes with thousands.
+# So far there were only a few ranks, and the next lesson asks what changes with thousands.
 #
 # *Read on:* [Fantastic Pretraining Optimizers](https://arxiv.org/abs/2509.02046)

@@ -59,9 +59,9 @@ _ = my_muon.so_far("14")
 # %% [markdown]
 # ## A grid you have not seen
 #
-# In the picture of the 70B a matrix *lives* at one place along dp, whose tp ranks hold its pieces: `W[I, J_tp]@dp=k`.
-# All tp ranks of this place gather the matrix and repeat its Newton–Schulz. In this lesson the whole place counts as
-# one owner, so there are dp owners.
+# In the top picture, of a 70B model, a matrix *lives* at one place along dp, whose tp ranks hold its pieces: `W[I,
+# J_tp]@dp=k`. All tp ranks of this place gather the matrix, and each runs the same Newton–Schulz. In this lesson the
+# whole place counts as one owner, so there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -110,7 +110,8 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 #
 # </details>
 #
-# When matrices run out, a **floor** remains: the time of the costliest matrix. With how many owners do you reach it?
+# More owners help only so far, because a matrix has one owner: the time of the costliest matrix is a **floor**. How
+# many owners do you need to reach it?
 #
 # *Easy · 4 minutes · required*
 
@@ -143,7 +144,7 @@ enough.check(enough_owners)
 enough_owners = enough.accepted_or(lesson.enough_owners)
 for model in (lesson.UNSEEN, lesson.MODEL):
     owners = enough_owners(lesson.seconds_of(model))
-    print(f"{model}: {owners} owners, so with tp=8 no more than {8 * owners:,} ranks help")
+    print(f"{model}: {owners} owners, so with tp=8 ranks beyond {8 * owners:,} do not help")
 
 # %% [markdown]
 # At which numbers of ranks do faster links help?
@@ -160,9 +161,9 @@ lesson.explore_scale(live=widgets)
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards. All dp rings that pass through a node share its cards evenly:
-# with tp=1 one ring has all eight cards, with tp=8 eight rings have one card each. If each rank sends its part of the
-# gradients once, in fp32, how many seconds does that take?
+# A node is one machine with 8 GPUs and 8 network cards. Each place along tp has a dp ring of its own, and the tp
+# rings that pass through a node share its cards evenly: with tp=1 one ring has all eight cards, with tp=8 eight rings
+# have one card each. If each rank sends its part of the gradients once, in fp32, how many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -192,7 +193,7 @@ wired.check(reduce_seconds)
 # ## Experts have owners of their own
 #
 # In Kimi K2, ep spreads the experts over ranks, and only a rank that holds an expert can own it. The other 610 matrices
-# are dense, and have 256 owners. If all of these took equally long, how many fair shares would the busiest owner have?
+# are dense, and have 256 owners. If all 610 took equally long, how many fair shares would the busiest owner have?
 #
 # *Easy · 2 minutes · required*
 
@@ -243,8 +244,8 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # DDP is PyTorch's plain data parallelism. While it averages one bucket's bf16 gradients, backward computes the next
 # bucket's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that
-# a rank holds. Up to how many ranks along dp can backward hide the all_reduces, if an all_reduce takes time for its
-# bytes only, and none for latency?
+# a rank holds. So the more ranks, the less each computes. Up to how many ranks along dp can backward hide the
+# all_reduces, if you count their bytes and no latency?
 #
 # <details><summary>Hint</summary>
 #
@@ -280,8 +281,8 @@ most.check(most_ranks)
 # </details>
 
 # %% [markdown]
-# The planner adds the latency of each all_reduce, so in the picture, backward and all_reduces meet at fewer ranks than
-# your number.
+# The planner adds the latency of each all_reduce, so in the picture the two curves, backward and all_reduces, meet at
+# fewer ranks than your number.
 #
 # <details><summary>For which GPUs, and how many tokens?</summary>
 #
@@ -296,16 +297,16 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 # %% [markdown]
 # ## And with ZeRO-3, or with tp?
 #
-# ZeRO-3 sends half as much again as DDP: it gathers the weights in forward and again in backward. And tp adds up an
-# MLP's outputs. For each, up to how many ranks can computing hide it?
+# ZeRO-3 sends half as much again as DDP: it gathers the weights in forward and again in backward. tp sends, too: it
+# adds up an MLP's outputs. For each of the two, up to how many ranks can computing hide what they send?
 #
 # *Easy · 8 minutes · required*
 
 # %% tags=["stub", "predict"]
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
 zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
-# tokens × D, times D × F, times F × D: tp cuts F, and an all_reduce sums the outputs (tokens × D, bf16). Over network
-# cards, up to how many tp ranks does it take no longer than the products?
+# an MLP multiplies tokens × D by D × F, then by F × D. tp cuts F, so an all_reduce sums the outputs (tokens × D,
+# bf16). Over network cards, up to how many tp ranks does this all_reduce take no longer than the products?
 tp_ranks = ...  # a call of your most_ranks can say it; lesson.WIDTH is F
 
 # %% tags=["answer"]
@@ -331,9 +332,10 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # %% [markdown]
 # ## Do the activations fit?
 #
-# These limits assume a batch in one pass. Until backward, each layer of a GPT keeps about 34 bytes in bf16 for each
-# token and hidden entry. tp with sequence parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only
-# each layer's input, 2 of the 34 bytes, and backward makes one layer at a time whole again.
+# These limits assume that a rank takes all its tokens in one pass, and so holds all their activations. Until
+# backward, each layer of a GPT keeps about 34 bytes in bf16 for each token and hidden entry. tp with sequence
+# parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each layer's input, 2 of the 34 bytes,
+# and backward makes one layer at a time whole again.
 #
 # <details><summary>Where 34 is from</summary>
 #
@@ -347,8 +349,9 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 
 # %% tags=["stub"]
 def activation_bytes(tokens, hidden, layers, tp, recompute):
-    # tokens: that a tp group takes in one pass; hidden: entries of each between layers; recompute: True or False
-    return ...  # bytes on one rank as backward begins: one layer is whole, recomputed or not
+    # tokens: how many a tp group takes in one pass; hidden: how many entries a token has between layers;
+    # recompute: True or False
+    return ...  # bytes on one rank when backward begins, and has one layer whole, whether recomputed or kept
 
 # %%
 fits.check(activation_bytes)
@@ -374,7 +377,7 @@ fits.check(activation_bytes)
 activation_bytes = fits.accepted_or(lesson.activation_bytes)
 for recompute in (False, True):
     kept = activation_bytes(lesson.TOKENS // 64, 8192, 80, 8, recompute)
-    print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank, of the 80 GB that an H100 has")
+    print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank; an H100 has 80 GB")
 
 # %% [markdown]
 # ## Recap
@@ -397,7 +400,8 @@ for recompute in (False, True):
 
 # %% tags=["stub"]
 answers = {
-    "idle": ...,  # of the 70B, 7 matrices in each of 80 layers: how many owners have nothing on 16,384 ranks?
+    # the 70B has 7 matrices in each of 80 layers: with tp=8, how many owners have nothing to do on 16,384 ranks?
+    "idle": ...,
     "ranks": ...,  # with tp=4 in place of 8: up to how many ranks does its Newton–Schulz get faster?
     "cards": ...,  # with tp=2: how many of a node's cards carry one dp ring?
 }

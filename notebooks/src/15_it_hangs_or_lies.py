@@ -61,7 +61,7 @@ _ = my_muon.so_far("15")
 # In the picture, rank 2 left the loop a step early. The others waited for it, and all error
 # messages came from them.
 #
-# You repair broken runs of one training loop, whose matrices have owners along dp:
+# In this lesson you repair broken runs of one training loop, in which each matrix has an owner along dp:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
@@ -78,9 +78,9 @@ print(clinic.read("hang", "take_step"))
 # log      both
 # ```
 #
-# In a second run, rank 1 uses another learning rate from step 2 on. A step has six results, the *rungs* of a ladder;
-# `input` is what Newton–Schulz gets. Which is the first to be wrong in step 2? And when the run ends, do all copies of
-# the weights agree?
+# The picture's run hangs. In a second run, which ends, rank 1 uses another learning rate from step 2 on. A step has
+# six results, from `gradient` to `share`, the *rungs* of a ladder; `input` is what Newton–Schulz gets. Which rung is
+# the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
 #
 # *Easy · 2 minutes · required*
 
@@ -110,7 +110,7 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# All copies get their new rows from the same owner, right or wrong.
+# All copies agree, because they get their new rows from the same owner, right or wrong.
 #
 # ## If it hangs: compare the calls
 #
@@ -126,14 +126,14 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (Read it from the bottom up.)
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (This one reads from the bottom up.)
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them (`[[]]` are the
-# sizes of a single number; the groups' numbers are PyTorch's own):
+# To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them. Here are rank
+# 0's last ones (`[[]]` are the sizes of a single number; the groups' numbers are PyTorch's own):
 #
 # <details><summary>How to switch it on, and what it does not know</summary>
 #
@@ -146,8 +146,9 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for all ranks of that call's
-# group that have begun the call less often. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for those ranks of the call's
+# group that have begun this call fewer times than it has. Find all pairs of a waiting rank and a rank that it waits
+# for.
 #
 # <details><summary>Hint</summary>
 #
@@ -188,7 +189,7 @@ waits = matching.accepted_or(lesson.waiting_pairs)
 print(waits(lesson.logs(hang)))
 
 # %% [markdown]
-# Others wait for the rank at fault. If it has left the loop, it waits for nobody. Which ranks fit that?
+# Others wait for the rank at fault, but a rank that has left the loop waits for no other. Which ranks fit both?
 #
 # *Easy · 2 minutes · required*
 
@@ -219,8 +220,8 @@ print(suspects(waits(lesson.logs(hang))))
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# In step 3, rank 2 has not even begun `load`. ("…" stands behind a call that has not returned.) So open the file where
-# the steps begin:
+# ("…" stands behind a call that has not returned.) In step 3, rank 2 has not even begun `load`, so open the file
+# where the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
@@ -306,10 +307,11 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# `difference` is the largest difference, divided by the oracle's largest entry. A forgotten factor changes an update's
-# size (its norm, divided by the oracle's), but not its cosine with the oracle's. Other data, another seed, or an
-# earlier wrong step change both. A wrong lr shows in the *weights* (rung `share`), and changes both a little. If size
-# and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. The file:
+# The three columns name the kind of mistake: `size` is a norm divided by the oracle's, `cosine` is with the oracle's
+# numbers, and `difference` is the largest one, divided by the oracle's largest entry. A forgotten factor changes an
+# update's size, but not its cosine. Other data, another seed, or an earlier wrong step change both. A wrong lr, as
+# here, shows in the *weights* (rung `share`), and changes both a little. If size and cosine are both 1 and the
+# difference is near 10⁻⁷, entries were added in another order: *no bug*. Now the method that makes the wrong weights:
 
 # %%
 print(clinic.read("lie", "share"))

@@ -66,14 +66,14 @@ _ = my_muon.so_far("16")
 lesson.show_plain()
 
 # %% [markdown]
-# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if you
-# use it? And which others must change if the run is to survive a kill?
+# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices and AdamW for the rest.
+# Which lines change if you use it? And which others must change if the run is to survive a kill?
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 for_muon = ...  # line numbers, such as [1, 6]
-to_survive = ...  # only lines that change (the line that calls load is added: do not count it)
+to_survive = ...  # only lines above that change (a line that loads a checkpoint is new: do not count it)
 
 # %%
 lines.check(for_muon, to_survive)
@@ -199,7 +199,8 @@ print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 # %% tags=["stub"]
 def save(manager, step, model, optimizer, scheduler):
     # the loop calls it after `step` steps; manager: a CheckpointManager
-    # manager.save(step, model, optimizer, extra={…}): complete or not at all; all ranks must call; extra is yours
+    # manager.save(step, model, optimizer, extra={…}): writes all or nothing, and all ranks must call it;
+    # what is in extra is up to you
     return ...
 
 def load(manager, model, optimizer, scheduler):
@@ -209,7 +210,8 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the number of the next step, counted from 0; a step's number tells the loop which batch it gets
 
 # %% [markdown]
-# Between two checkpoints the last rank kills itself, and new ranks continue on another grid with *your* `load`.
+# The check runs a training with both. Between two checkpoints the last rank kills itself, and new ranks continue on
+# another grid with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -238,7 +240,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Diamonds are checkpoints.
+# This is your run, killed and continued. Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -303,8 +305,9 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# Learning rate, weight decay, embedding and head, reduce dtype (of the gradients' sum), checkpoint keys: each has a
-# default or a rule that surprises people. Only one stops a run. The others change numbers, and raise no error.
+# Learning rate, weight decay, embedding and head, reduce dtype (in which gradients are added up), checkpoint keys:
+# each has a default or a rule that surprises people. Only one stops a run. The others change numbers, and raise no
+# error.
 #
 # *Easy · 2 minutes · required*
 
@@ -382,9 +385,9 @@ lesson.quiz().check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# `my_muon.py` now trains a small GPT on real processes, on three grids. Beside it, each rank gives the same full
-# gradients to `torch.optim.Muon`. On which grid does a rank send least in `step()`, not counting forward and backward?
-# And on which does a rank orthogonalize most matrices?
+# `my_muon.py` now trains a small GPT on real processes, on three grids. To compare, each rank also gives the same
+# full gradients to `torch.optim.Muon`. On which grid does a rank send the fewest bytes in `step()`, not counting
+# forward and backward? And on which does a rank orthogonalize the most matrices?
 #
 # *Easy · 2 minutes · required*
 
@@ -427,8 +430,8 @@ compare({"least": least, "most_work": most_work}, my_muon.best_grids(finale))
 #
 # </details>
 #
-# Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times. Run this in a terminal, in the folder of `my_muon_complete.py` (your file, completed):
+# Outside a notebook, **torchrun** starts one process for each rank, and if one dies it starts all of them again, up
+# to `--max-restarts` times. Run this in a terminal, in the folder of `my_muon_complete.py` (your file, completed):
 
 # %%
 my_muon.show_command(steps, seed)

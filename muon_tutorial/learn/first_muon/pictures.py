@@ -40,7 +40,8 @@ def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
     for rank in range(run.ranks):
         _draw_row(axes, run, rank, "before", _RULER + 62 + rank * _STEP, f"rank {rank}")
     wrong = run.wrong()
-    verdict = f"wrong, in red: {', '.join(wrong)} · hatched: several updates added up" if wrong else "all places right"
+    wrongs = f"wrong, in red: {', '.join(wrong)} · hatched: several updates added up"
+    verdict = wrongs if wrong else "all places right"
     write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}")
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
