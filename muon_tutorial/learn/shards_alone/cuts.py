@@ -73,7 +73,7 @@ class DirectionShares:
 
     def __str__(self) -> str:
         on, beside, outside = (f"{each:.0%}" for each in (self.diagonal, self.beside, self.outside))
-        return f"{on} on the diagonal, {beside} beside it, {outside} where the gradient is zero"
+        return f"{on} on the diagonal, {beside} elsewhere in the square, {outside} on ignored inputs"
 
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
