@@ -90,7 +90,7 @@ def _headline(rank: WatchedRank, world_size: int, timeout: float, others_left: b
     if rank.raised and rank.raised.is_about_lost_rank and others_left and world_size > 1:
         return f"{subject} made a request after the other ranks had returned: {_summary(rank.raised)}"
     if rank.raised and rank.raised.is_about_lost_rank:
-        return f"no rank failed by itself: {subject} got no answer from the others: {_summary(rank.raised)}"
+        return f"no rank crashed: {subject} got no answer from the others: {_summary(rank.raised)}"
     if rank.raised:
         return f"{subject} raised {_summary(rank.raised)}"
     if rank.exit_code is not None:

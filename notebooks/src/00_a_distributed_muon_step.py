@@ -111,9 +111,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # ## Cut again
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
-# along dp share it out instead of each keeping a copy. Each rank writes its piece of the matrix out, row after row,
-# as one flat list of B entries, and dp cuts this list into equal parts: `m[B_dp]` (lower case for a flat list, upper
-# case for a matrix). Which entries does a rank keep?
+# along dp share it out instead of each keeping a copy. tp cuts the momentum like the weight. Each rank writes its
+# columns of it out, row after row, as one flat list of B entries, and dp cuts this list into equal parts: `m[B_dp]`
+# (lower case for a flat list, upper case for a matrix). Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 
@@ -161,7 +161,7 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# Does sharing save time here?
+# Do the ranks take this step faster than one process?
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -243,7 +243,7 @@ print("the same bits:", torch.equal(whole([report.after for report in reports]),
 
 # %% [markdown]
 # During the step each rank had the whole matrix for a moment: `X[I, J]` (X: what Muon orthogonalizes). The picture
-# replays all of it: colours say which rank keeps a piece, and equal letters mean equal bytes.
+# replays the whole step: colours say which rank keeps a piece, and equal letters mean equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

@@ -63,7 +63,7 @@ race = lesson.recorded_race()
 # %%
 print(race)
 for who in lesson.RACERS:
-    print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
+    print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))} tried")
 
 # %% [markdown]
 # Which one wins, and at which step does the winner reach the runner-up's last loss?
@@ -157,13 +157,13 @@ print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine te
 lesson.picture_of_gradient(G)
 
 # %% [markdown]
-# SGD hardly learns at the quiet end of this **spectrum**, the curve of all singular values. But quiet is not
-# unimportant: directions that only rare text needs are quiet, too.
+# SGD follows the gradient, so it hardly learns at the quiet end of this **spectrum**, the curve of all singular
+# values. But quiet is not unimportant: directions that only rare text needs are quiet, too.
 #
 # ## Make them equally loud
 #
 # Orthogonalizing a matrix keeps its directions and sets every singular value to 1. Write such an update, from `G` and
-# its momentum.
+# its momentum, which `buffer` holds.
 #
 # <details><summary>Hint</summary>
 #
@@ -381,8 +381,8 @@ print(lesson.say_extra_lanes(race))
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because Muon multiplies in bfloat16
-# (16-bit numbers), which is slow on many CPUs:
+# An SVD is a chain of many small steps, far too slow on a GPU. On a CPU it may win, because Muon multiplies in
+# bfloat16 (16-bit numbers), which is slow on many CPUs:
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

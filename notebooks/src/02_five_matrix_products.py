@@ -69,7 +69,7 @@ print(f"the sum of their squares: {(S**2).sum():.4f}")
 # %% [markdown]
 # Since the squares add up to 1, no singular value is above 1.
 #
-# Take `X Xᵀ X` as the third power of `X`, and write `U S Vᵀ` for each `X`. `VᵀV` and `UᵀU` are identities, so the
+# Call `X Xᵀ X` the third power of `X`, and write `U S Vᵀ` for each `X`. `VᵀV` and `UᵀU` are identities, so the
 # directions stay, and each singular value is cubed:
 #
 # ```text
@@ -84,7 +84,7 @@ print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @
 
 # %% [markdown]
 # So a sum of odd powers changes only the singular values. One **step** of Newton–Schulz is such a sum, with three
-# numbers a, b and c, which the next cell prints as Muon chose them:
+# numbers a, b and c (the next cell prints Muon's):
 #
 # ```text
 # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵
@@ -97,7 +97,8 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow about `a` times. But where is a value of 1 after one step, and does it come to rest after many?
+# A step makes quiet values about `a` times as large. But where is a value of 1 after one step, and does it come to
+# rest after many?
 #
 # *Easy · 2 minutes · required*
 
@@ -121,7 +122,7 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# So values land only *near* 1. But `a` is large, and lifts quiet values fast.
+# So values land only *near* 1. That is the price of a large `a`, which lifts quiet values fast.
 #
 # <details><summary>What would bring values to rest?</summary>
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · What does a collective move?
 #
-# Every rank needs a sum, and no rank has it. Which messages do they exchange, how many bytes does each send, and how
-# long does your machine take?
+# Every rank holds one summand, and every rank needs the sum. Which messages do they exchange, how many bytes does
+# each send, and how long does your machine take?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -441,7 +441,8 @@ for many_ranks in (2, 16, 128, 1024):
     print(f"a megabyte over {many_ranks:5,} ranks, on this wire: {1e3 * took:8.2f} ms")
 
 # %% [markdown]
-# On many ranks that is mostly latency, so optimizers pack small matrices into one large buffer.
+# On many ranks that is mostly latency, which every collective pays again, so optimizers pack small matrices into one
+# large buffer.
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #

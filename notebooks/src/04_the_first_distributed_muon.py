@@ -135,7 +135,7 @@ print(lesson.say_outcome(early))
 #
 # Suppose that the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow
 # `offset` through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024.
-# In `k1`'s own place zeros are right, because no rank has an update for it.)
+# In `k1`'s own place zeros are right, because only its owner would compute its update.)
 #
 # <details><summary>Hint</summary>
 #
@@ -219,8 +219,8 @@ fixed.check(fixed_share)
 # </details>
 
 # %% [markdown]
-# Now `k1` is not updated, and no one is told. The package's Muon first asks, in one tiny all_reduce, which rank has
-# which gradient, and refuses to step if ranks disagree:
+# Now `k1` is not updated, and no one is told. So the package's Muon first asks, in one tiny all_reduce, which rank
+# has which gradient, and refuses to step if ranks disagree:
 
 # %%
 def refused(rank):

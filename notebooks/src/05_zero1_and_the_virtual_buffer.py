@@ -137,7 +137,7 @@ lesson.explore_entry(plan, live=widgets)
 
 # %% tags=["stub"]
 def address(meta, row, column, length):
-    # meta.shape: of the matrix; meta.global_range: its entries in the bucket; length: of each slice
+    # meta.shape: of the matrix; meta.global_range: its (start, stop) in the bucket; length: of each slice
     return ...  # number of the slice, offset in it
 
 # %%
@@ -277,7 +277,7 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 #
 # Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. It does so four times, with
 # buckets of at most 10, 40, 160 and 640 kB. (A matrix that is larger than that has a bucket for itself.) Each bucket is
-# cut over all ranks. So what does the limit decide, before any clock starts?
+# cut over all ranks. Two things follow from the limit alone, before any clock starts:
 #
 # *Easy · 2 minutes · required*
 

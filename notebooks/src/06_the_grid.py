@@ -273,7 +273,7 @@ def row_then_column(rank, skipper):
         heard = [None] * mesh[axis].size()
         try:
             dist.all_gather_object(heard, known, group=mesh.get_group(axis))
-        except RuntimeError:  # nobody came, and patience is over
+        except RuntimeError:  # a member never came, and the 3 seconds are over
             return f"its {axis} group"
         known = sorted(set().union(*heard))
     return known
@@ -309,7 +309,7 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 # %% tags=["stub"]
 def first_mismatch(lists):
     # lists[rank]: the groups that this rank is about to make, in order; lists may be of different lengths
-    return ...  # the number of the first call, from 0, or None if all lists are the same
+    return ...  # the number, from 0, of the first call that differs, or None if all lists are the same
 
 # %%
 comparing.check(first_mismatch)

@@ -74,8 +74,8 @@ _ = my_muon.so_far("07")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp rows or columns, rounded up, until none are
-# left. W is 10 × 8. What shape is the last rank's piece, cut either way?
+# A size need not be a multiple of tp. As in `torch.chunk`, each rank takes size / tp rows or columns, rounded up,
+# until none are left. W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -218,9 +218,9 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights. The momentum at each place along tp is one flat buffer (lesson 05), and dp cuts it into equal
-# slices, no matter where a matrix begins. So tp cuts a *matrix*, and dp the *buffer*. Every rank leaves room for a
-# matrix's largest piece, even if its own is smaller, so the matrix begins at the same offset on every rank.
+# dp copies the weights. For each place along tp, the momentum is one flat buffer (lesson 05), and dp cuts it into
+# equal slices, no matter where a matrix begins. So tp cuts a *matrix*, and dp the *buffer*. Every rank leaves room
+# for a matrix's largest piece, even if its own is smaller, so the matrix begins at the same offset on every rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -266,8 +266,8 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Muon needs whole matrices. The momentum stays, but from it each rank makes its part of Newton–Schulz's input, and
-# two gathers join these parts:
+# Muon needs whole matrices. The momentum stays on its rank, but from it each rank makes its part of Newton–Schulz's
+# input, and two gathers join these parts:
 #
 # ```text
 # over dp, the slices of a buffer              x[B_dp]    → x[B]

@@ -75,8 +75,8 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. The first 64
-# columns form a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
+# In the heat maps at the top, grey off the diagonal means that an input moves an output that is not its partner. The
+# first 64 columns form a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
 #
 # A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 
@@ -171,9 +171,9 @@ near.check(nearness)
 # </details>
 
 # %% [markdown]
-# And where does the update act? As in lesson 01, energy is a square, here that of each entry of `Uᵀ · update · V`.
-# What share of it is on the diagonal, what share elsewhere in the left square, and what share right of it, on ignored
-# inputs?
+# And where does the update act? Energy is again a value squared (lesson 01), here each entry of `Uᵀ · update · V`.
+# What share of all energy is on the diagonal, what share elsewhere in the 64 × 64 square, and what share to the right
+# of that square, on ignored inputs?
 #
 # <details><summary>Hint</summary>
 #
@@ -242,7 +242,7 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# Shards of noise share no loud direction, so a test with `torch.randn` may pass.
+# Noise has no loud direction for shards to share, so if tp cuts rows, a test with `torch.randn` may pass.
 #
 # ## Two matrices as one
 #
@@ -303,7 +303,7 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 # ## A shard gets the size wrong, too
 #
 # Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes the factor from
-# `shard.shape` may be wrong, even if it has gathered the matrix.
+# `shard.shape` may be wrong, even if it has gathered the matrix. Two formulas are in use:
 #
 # ```text
 # Keller Jordan                     sqrt(max(1, m/n))
@@ -358,10 +358,10 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Each ratio says how many times too small a shard's factor is, and below 1 it is too *large*. In the table's first
-# line (our matrix, cut by columns) two errors meet. Orthogonalizing each shard alone made all singular values √tp
-# times too large, and Moonshot's factor of a shard is √tp times too small. They cancel, so the wrong update has the
-# right size!
+# Each ratio says how many times too small a shard's factor is. A ratio below 1 means that the factor is too *large*.
+# In the table's first line (our matrix, cut by columns) two errors meet. Orthogonalizing each shard alone made all
+# singular values √tp times too large, and Moonshot's factor of a shard is √tp times too small. They cancel, so the
+# wrong update has the right size!
 #
 # ## Repair it: gather first
 #

@@ -291,7 +291,7 @@ def say_outcome(run: SharingRun) -> str:
     return (
         f"ranks that returned without an error   {run.ranks}\n"
         f"all of them end with the same bits     {same}\n"
-        f"updates as one process finds them      {len(rights)} of {len(PLACES)}"
+        f"updates the same as in one process     {len(rights)} of {len(PLACES)}"
     )
 
 

@@ -52,7 +52,7 @@ PUBLISHED: Mapping[str, Sequence[package.Triple]] = {
 
 def say_published() -> str:
     """For each set of coefficients: the mean and largest distance of values from 1, and where 0.001 goes."""
-    lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
+    lines = [f"{'':>13}  {'mean gap to 1':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
     for name, triples in PUBLISHED.items():
         quiet = polynomial(torch.tensor(0.001, dtype=torch.float64), SCOPE_STEPS, triples)

@@ -63,7 +63,7 @@ def _say_astray(turned: Tensor) -> str:
 def _draw_sides(axes: Axes, left: float, y: float) -> None:
     """Name a heat map's columns below it."""
     middle, right = (left + SQUARE * side / POOL for side in SHAPE)
-    sides = ((left, middle, "its inputs"), (middle, right, "inputs where the gradient is zero"))
+    sides = ((left, middle, "inputs it reads"), (middle, right, "inputs that the gradient ignores"))
     for start, stop, words in sides:
         axes.plot([start + 3, stop - 3], [y, y], color=INK, linewidth=1.4)
         write(axes, start + 4, y + 16, words, 12)

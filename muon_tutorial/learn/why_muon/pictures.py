@@ -25,7 +25,7 @@ LOOKS = {
     "Muon, exact": (MUON, "-"),
     "Muon, as it runs": (OTHER, "--"),
 }
-_RELATIVE = "loudness, of the loudest"
+_RELATIVE = "loudness (the loudest is 1)"
 _LEGEND: dict[str, Any] = {"fontsize": 11, "frameon": False, "labelcolor": INK, "loc": "upper right"}
 
 
@@ -108,7 +108,7 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     """How far the loss falls for each optimizer at the same loudness, as a multiple of SGD's promise."""
     unit = drops["SGD"].promised
     figure = card(640, 300)
-    title = "How far the loss falls, at the same loudness"
+    title = "How far the loss falls, at the same largest singular value"
     axes = style(figure.add_axes((0.25, 0.19, 0.72, 0.68)), title, "", "")
     places = range(len(drops), 0, -1)
     promised = [drop.promised / unit for drop in drops.values()]

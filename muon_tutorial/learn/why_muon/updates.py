@@ -158,7 +158,7 @@ def say_rows(rows: RowChanges) -> str:
     """How much the updates of other bytes' rows change when one byte's gradient is erased."""
     erased = {10: "newline", 32: "space"}.get(rows.erased, chr(rows.erased))
     others = f"the updates of the batch's other {len(rows.changes['Muon'])} bytes"
-    lines = [f"without the {erased}'s gradient, {others} change by"]
+    lines = [f"without the gradient of {erased}, the most frequent byte, {others} change by"]
     for who, changes in rows.changes.items():
         lines.append(f"{who:>6}  median {changes.median():>4.0%}, at most {changes.max():>4.0%}")
     return "\n".join(lines)

@@ -140,7 +140,7 @@ def _of_error(case: Case, error: Exception) -> Seen:
             blamed = None  # judge the text instead, because any rank may report the error first
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
-    if first.startswith("no rank failed by itself"):
+    if first.startswith("no rank crashed"):
         blamed = None  # the error is reported for a rank that only waited
     # A data fault must give one of the package's own errors; a killed process need not.
     bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first

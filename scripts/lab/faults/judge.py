@@ -15,7 +15,7 @@ LIMIT = TIMEOUT + 2.0
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
 _TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # if only two ranks hold a part, either may be wrong
-_NOBODY = "no rank failed by itself"  # how a launch's text begins if every rank only waited
+_NOBODY = "no rank crashed"  # how a launch's text begins if every rank only waited
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 _LONGEST = 300  # characters of detail
 

@@ -76,7 +76,7 @@ SAID = {
     "rank 0, rank 1, rank 2 or rank 3 is wrong": "wrong rank",
     "a gradient holds NaN on 1 of 4 ranks": "unnamed",
     "lr differs between ranks": "unnamed",
-    "no rank failed by itself: rank 2 of 4 got no answer from the others": "unnamed",
+    "no rank crashed: rank 2 of 4 got no answer from the others": "unnamed",
 }
 
 
