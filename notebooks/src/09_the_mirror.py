@@ -110,20 +110,20 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan))
 # 7 all_gather        w[B_dp]    → w[B]
 # ```
 #
-# Phase 7 undoes only the layout of phase 1, because what it makes whole are weights, not gradients.
+# Phase 7 undoes only the layout of phase 1, because it makes weights whole, not gradients.
 
 # %%
 here = lesson.record_here(dp, tp, seed)
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum itself never travels: each rank updates its range `m[B_dp]`, computes from it x, the input of
-# Newton–Schulz, and sends only x.
+# The momentum itself never travels: each rank updates its range `m[B_dp]`, computes x, the input of Newton–Schulz,
+# from it, and sends only x.
 #
 # ## The trip of one matrix
 #
-# Follow o through the film. tp cuts the rows of up, and the columns of o and of down. Each rank packs its pieces into
-# its bucket in this order:
+# The matrix in the film is attention's o. It shares a bucket with the MLP's up and down: tp cuts the rows of up, and
+# the columns of o and of down, and each rank packs its pieces in this order:
 
 # %%
 bucket = plan.buckets[0]
@@ -215,7 +215,8 @@ shapes.check(unpack)
 # </details>
 
 # %% [markdown]
-# Jen Wei's script, our blueprint, forgot the second half, so Newton–Schulz got a flat tensor:
+# Jen Wei's script, our blueprint, forgot to give the piece its rows and columns back, so Newton–Schulz got a flat
+# tensor:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -267,8 +268,9 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press the
-# button of its group. A real network answers in another order each time. If that changed a bit, no run could be
-# repeated. Try to find an order that changes the hash of the final weights: let one group race ahead.
+# button of its group. A real network answers in another order each time. If the order changed even one bit of the
+# result, no run could be repeated. Try to find an order that changes the hash of the final weights: let one group
+# race ahead.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)

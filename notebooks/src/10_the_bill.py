@@ -58,8 +58,8 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The picture shows lesson 09's matrices and where dp cuts them. They fill a single bucket, so `cut="bucket"` and
-# `cut="list"` (lesson 05) cut alike:
+# The picture below shows lesson 09's matrices and where dp cuts them (its last two rows are for *Fetch only what
+# straddles*). They fill a single bucket, so `cut="bucket"` and `cut="list"` (lesson 05) cut alike:
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -102,7 +102,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # ## A bill by hand
 #
 # On a ring of P ranks, each rank sends P − 1 messages in a reduce_scatter or an all_gather, each as large as one
-# rank's share.
+# rank's share. How many bytes does a rank send in each phase of `zero1`?
 #
 # <details><summary>Hint</summary>
 #
@@ -116,7 +116,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% tags=["stub"]
 def bill(total, touched, dp, tp):
     # total: entries of a rank's whole bucket, with its padding, before dp cuts it
-    # touched: entries of the rank's pieces of the matrices that it works on
+    # touched: entries of this rank's tp pieces, counting only the matrices that it works on
     # gradients and weights are fp32, 4 bytes an entry; what goes to Newton–Schulz is bfloat16, 2 bytes
     return {
         "gradient reduce_scatter": ...,  # g[B]{U_dp} → g[B_dp]
@@ -157,7 +157,7 @@ by_hand.check(bill)
 #
 # </details>
 #
-# Some strategies expect averaged gradients, so their bars include the all_reduce that averages them.
+# Some of the strategies below expect averaged gradients, so their bars include the all_reduce that averages them.
 # (`zero1, boundary` is explained in the next section.)
 
 # %%
@@ -171,8 +171,8 @@ lesson.draw_small_bills(dp, tp)
 # ## Fetch only what straddles
 #
 # Wei's script gathers the *whole* bucket. But a matrix that straddles no boundary lies in one slice already, so
-# `gather="boundary"` moves only those that straddle one. You keep a part of a matrix, or none of it: how many of its
-# entries do you send to each place along dp?
+# `gather="boundary"` moves only those that straddle one. Suppose you keep a part of a matrix, or none of it. How many
+# entries of the matrix do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -206,7 +206,8 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks send as many entries as you say, in one `all_to_all_single`:
+# Real ranks send as many entries as you say, in one `all_to_all_single` (a collective in which a rank may send each
+# other rank a different number of entries):
 
 # %%
 sends = fetching.accepted_or(lesson.sends)

@@ -163,8 +163,9 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Write `splits`, and `gather`, which uses its two lists. Rows are cut as tp cuts a "column" weight in lesson 07, so
-# your function from there tells every rank's shape: `local_shape(shape, "column", place, ranks)`.
+# Write `splits`, and `gather`, which uses its two lists. dp cuts the rows as tp cuts those of a column-parallel
+# weight (lesson 07), so your function from there tells every rank's shape: `local_shape(shape, "column", place,
+# ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -335,7 +336,7 @@ lesson.draw_loads(model, by_work(model.params_at(0), model.state))
 
 # %% tags=["stub"]
 def sent(entries, ranks, item):
-    # entries: how many all weights have; item: bytes of one entry, be it of a weight or of a gradient
+    # entries: of all weights together; item: bytes of one entry, be it of a weight or of a gradient
     return {"ZeRO-1": ..., "ZeRO-3": ...}  # bytes in one training step on a ring, gradients included
 
 # %%

@@ -249,7 +249,7 @@ compare({"best_link": best_link}, {"best_link": max(saved, key=saved.get), **sho
 # </details>
 
 # %% [markdown]
-# From which window on does overlap save nothing more on 200 Mbit/s?
+# On 200 Mbit/s, what is the smallest window that no larger one beats?
 #
 # *Easy · 2 minutes · required*
 
@@ -455,7 +455,8 @@ print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
 # Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
-# the last row they share one link, so in both its time is a fifth too short.
+# the last row they share one link, so in both its time is a fifth too short. (The two rows between share as much, but
+# have little to overlap: ranks hardly wait in the one, and hardly work in the other.)
 #
 # <details><summary>How little was left to hide</summary>
 #

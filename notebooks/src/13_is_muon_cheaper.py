@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report found that Muon communicates 0.57 times as much as AdamW, and the paper that distributed Muon
-# (Liu et al., 2025) says up to 1.25 times. Both are honest, so what did each count?
+# A published report found that Muon communicates 0.57 times as much as AdamW, and the paper on distributed Muon (Liu
+# et al., 2025) says up to 1.25 times. Both are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -176,10 +176,10 @@ mine = launch(traced, dp * tp, backend=backend, output="quiet")[0]
 print(lesson.say_events(mine))
 
 # %% [markdown]
-# A name with `c10d::` is the launch, which only hands the work to another thread. The event with the backend's name
-# (`gloo:`) is the work that this thread does. The table calls it a kernel, because on a GPU a kernel does it. There,
-# a collective also gets an **annotation**, a label over a stretch of time, on the CPU and on the GPU. So each
-# collective leaves four events, as in a step of the report's asynchronous run:
+# An event with `c10d::` in its name is the launch, which only hands the work to another thread. The event with the
+# backend's name (`gloo:`) is the work that this thread does. The table calls it a kernel, because on a GPU a kernel
+# does it. There, a collective also gets an **annotation**, a label over a stretch of time, on the CPU and on the GPU.
+# So each collective leaves four events, as in a step of the report's asynchronous run:
 
 # %%
 events = lesson.gpu_step()
@@ -596,8 +596,8 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
-# With `zero1`, Muon needs larger batches to lead on slow links than on fast ones. With `boundary`, smaller ones are
-# enough. In which settings does Muon lead if both take equally many steps?
+# With `zero1`, Muon needs larger batches to lead on slow links than on fast ones. With `boundary` it is the other way
+# round. In which settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even

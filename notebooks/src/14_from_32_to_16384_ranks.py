@@ -161,9 +161,9 @@ lesson.explore_scale(live=widgets)
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs and 8 network cards. Each place along tp has a dp ring of its own, and the tp
-# rings that pass through a node share its cards evenly: with tp=1 one ring has all eight cards, with tp=8 eight rings
-# have one card each. If each rank sends its part of the gradients once, in fp32, how many seconds does that take?
+# A node is one machine with 8 GPUs and 8 network cards. Each place along tp has a dp ring of its own, and the rings
+# that pass through a node share its cards evenly: with tp=1 one ring has all eight cards, with tp=8 eight rings have
+# one card each. If each rank sends its part of the gradients once, in fp32, how many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -221,9 +221,9 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # ## Against a clock
 #
-# Others have timed Muon on 1 to 256 GPUs. There the *planner*, which predicted the seconds above, is at most 1.5 times
-# off for Newton–Schulz alone (batches of thin matrices aside), and up to 5.1 times for a step. Why is a step harder to
-# predict?
+# Others have timed Muon on 1 to 256 GPUs. Compared with their times, the *planner*, which predicted the seconds
+# above, is at most 1.5 times off for Newton–Schulz alone (batches of thin matrices aside), and up to 5.1 times for a
+# step. Why is a step harder to predict?
 #
 # <details><summary>Compare</summary>
 #
@@ -240,7 +240,7 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # So with many ranks, trust the planner's counts, such as idle owners and bytes, more than its seconds.
 #
-# ## Until when does backward hide the gradients?
+# ## Up to how many ranks does backward hide the all_reduces?
 #
 # DDP is PyTorch's plain data parallelism. While it averages one bucket's bf16 gradients, backward computes the next
 # bucket's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that
@@ -307,7 +307,7 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
 # an MLP multiplies tokens × D by D × F, then by F × D. tp cuts F, so an all_reduce sums the outputs (tokens × D,
 # bf16). Over network cards, up to how many tp ranks does this all_reduce take no longer than the products?
-tp_ranks = ...  # a call of your most_ranks can say it; lesson.WIDTH is F
+tp_ranks = ...  # one call of your most_ranks gives it; lesson.WIDTH is F
 
 # %% tags=["answer"]
 compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
@@ -333,7 +333,7 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # ## Do the activations fit?
 #
 # These limits assume that a rank takes all its tokens in one pass, and so holds all their activations. Until
-# backward, each layer of a GPT keeps about 34 bytes in bf16 for each token and hidden entry. tp with sequence
+# backward, each layer of a GPT keeps about 34 bytes in bf16 for each hidden entry of each token. tp with sequence
 # parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each layer's input, 2 of the 34 bytes,
 # and backward makes one layer at a time whole again.
 #
@@ -351,7 +351,8 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 def activation_bytes(tokens, hidden, layers, tp, recompute):
     # tokens: how many a tp group takes in one pass; hidden: how many entries a token has between layers;
     # recompute: True or False
-    return ...  # bytes on one rank when backward begins, and has one layer whole, whether recomputed or kept
+    # one layer is whole (kept or recomputed), the others are as forward left them
+    return ...  # bytes on one rank as backward begins
 
 # %%
 fits.check(activation_bytes)

@@ -126,7 +126,7 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack. (This one reads from the bottom up.)
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack, to be read from the bottom up:
 
 # %%
 print(lesson.recorded_dump())
@@ -146,8 +146,8 @@ print(lesson.recorded_dump())
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for those ranks of the call's
-# group that have begun this call fewer times than it has. Find all pairs of a waiting rank and a rank that it waits
+# Our loop also notes the calls that each rank has begun. Take a rank's last call, say its third `load`: it waits for
+# each rank of that group that has begun fewer than three. Find all pairs of a waiting rank and a rank that it waits
 # for.
 #
 # <details><summary>Hint</summary>
@@ -220,8 +220,8 @@ print(suspects(waits(lesson.logs(hang))))
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# ("…" stands behind a call that has not returned.) In step 3, rank 2 has not even begun `load`, so open the file
-# where the steps begin:
+# ("…" marks a call that has not returned.) In step 3, rank 2 has not even begun `load`, so open the file where the
+# steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
@@ -307,11 +307,12 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# The three columns name the kind of mistake: `size` is a norm divided by the oracle's, `cosine` is with the oracle's
-# numbers, and `difference` is the largest one, divided by the oracle's largest entry. A forgotten factor changes an
-# update's size, but not its cosine. Other data, another seed, or an earlier wrong step change both. A wrong lr, as
-# here, shows in the *weights* (rung `share`), and changes both a little. If size and cosine are both 1 and the
-# difference is near 10⁻⁷, entries were added in another order: *no bug*. Now the method that makes the wrong weights:
+# Together the three columns tell you the kind of mistake: `size` is a norm divided by the oracle's, `cosine` compares
+# with the oracle's numbers, and `difference` is the largest difference of two entries, divided by the oracle's
+# largest entry. A forgotten factor changes an update's size, but not its cosine. Other data, another seed, or an
+# earlier wrong step change both. A wrong lr, as here, shows in the *weights* (rung `share`), and changes both a
+# little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no
+# bug*. Now the method that makes the wrong weights:
 
 # %%
 print(clinic.read("lie", "share"))

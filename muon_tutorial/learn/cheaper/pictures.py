@@ -90,7 +90,7 @@ def draw_gpu_step() -> Picture:
         "dp gather": ([along_dp], MARKED),
         "tp gather": ([along_tp], MARKED),
         "Newton–Schulz": (products, MUON),
-        "the GPU's rest": ([event for event in rest if event not in products], QUIET),
+        "other kernels": ([event for event in rest if event not in products], QUIET),
     }
     figure, axes = blank(_WIDTH, 88 + 34 * len(lanes), title)
     scale, said = (_WIDTH - 190) / run.end, []

@@ -155,7 +155,7 @@ def draw_program(run: ProgramRun, title: str) -> Picture:
     mark, foot = None, ""
     if run.wrong is not None and run.overwritten is not None:
         mark = run.overwritten, f"share of matrix {run.wrong}"
-        foot = f"red: buffer {run.wrong % 2} is written again, and s{run.wrong} still reads it"
+        foot = f"red: buffer {run.wrong % 2} is written again while s{run.wrong} still reads it"
     panel = Panel(f"{run.milliseconds:g} ms", run.timeline, (0,), mark)
     return draw_panels([panel], title, f"program-{run.wrong}", foot)
 
