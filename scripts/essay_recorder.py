@@ -197,12 +197,12 @@ def alone_data() -> dict[str, Any]:
             for tp in cuts.CUTS:
                 result, turned = directions.alone(matrix, cut, tp)
                 shades = directions.shades_of(turned)
-                part = cuts.shares(turned)
+                diagonal, *_ = cuts.energy_shares(turned)
                 found[f"{matrix} {cut} {tp}"] = {
                     "shades": "".join(chr(ord("a") + shade) for shade in shades.flatten().tolist()),
                     "cosine": round(result.cosine, 3),
                     "left": round(result.at_best, 3),
-                    "diagonal": round(part.diagonal, 3),
+                    "diagonal": round(diagonal, 3),
                     "values": [round(result.values[0], 3), round(result.values[-1], 3)],
                 }
     rows, columns = (side // directions.POOL for side in cuts.SHAPE)

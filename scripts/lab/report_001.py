@@ -145,7 +145,7 @@ def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[P
     2.1×    2.1×    294.09 / 139.53 ms
     50%     50%     72.74 / 145.48 MB
     """
-    summaries = published_traces.packaged_summaries() if summaries is None else summaries
+    summaries = published_traces.report() if summaries is None else summaries
     adamw, muon = summaries["adamw"], summaries["muon"]
     sizes = published_traces.step_sizes(adamw, muon)
     return (
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
     chosen = parser.parse_args(arguments)
     try:
-        summaries = read_summaries(chosen.folder) if chosen.folder else published_traces.packaged_summaries()
+        summaries = read_summaries(chosen.folder) if chosen.folder else published_traces.report()
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muon_tutorial.errors import TraceError
-from muon_tutorial.learn.cheaper.published_traces import packaged_step, packaged_summaries
+from muon_tutorial.learn.cheaper.published_traces import gpu_step, report
 from scripts.lab.report_001 import as_markdown, check_report, read_step, read_summaries
 
 VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
@@ -30,7 +30,7 @@ def test_what_stands_beside_them() -> None:
 
 def test_sync_and_async_runs_asked_for_the_same_collectives() -> None:
     def asked(key: str) -> set[tuple[str, int, str, int, int, int]]:
-        rows = packaged_summaries()[key].collectives
+        rows = report()[key].collectives
         return {(row.kind, row.group, row.dtype, row.sent, row.received, row.count) for row in rows}
 
     assert asked("muon") == asked("muon_async")
@@ -42,8 +42,8 @@ def test_the_package_holds_what_the_traces_say() -> None:
     folder = os.environ.get(VARIABLE)
     if not folder:
         pytest.skip(f"the report's traces are not here; set {VARIABLE} to a folder that holds them")
-    assert packaged_summaries() == read_summaries(folder)
-    assert packaged_step() == read_step(folder)
+    assert report() == read_summaries(folder)
+    assert gpu_step() == read_step(folder)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")

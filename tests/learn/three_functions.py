@@ -11,7 +11,7 @@ from torch import Tensor
 
 from muon_tutorial import build_mesh, create_devicemesh_config
 from muon_tutorial.learn.own_sharding import three_functions as right
-from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
+from muon_tutorial.learn.own_sharding.pictures import CUTS, GRIDS, OWNER
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
 from muon_tutorial.plan.matrix import held_box
 
@@ -209,10 +209,10 @@ NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}
 
 def travelled(rank: int, layout: str) -> dict[str, Any]:
     """Run one parameter through a helper's functions; returns the bytes sent each way and the shapes."""
-    grid = grid_of(layout)
+    grid = GRIDS[layout]
     mesh = build_mesh(grid)
     side = 2 * grid.world_size
-    box = held_box((side, side), cuts_of(layout), grid.at(rank))
+    box = held_box((side, side), CUTS[layout], grid.at(rank))
     param = torch.nn.Parameter(torch.full(box.shape, float(rank)))
     names = [NAMES[axis] for axis in grid.axes]
     config = create_devicemesh_config(mesh, names, tp_dim=1 if layout == "TP" else None)

@@ -73,6 +73,10 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
 
 
+def test_the_last_path_has_all_lessons() -> None:
+    assert list(series.PATHS[-1].numbers) == [each.number for each in series.LESSONS]
+
+
 @pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
     each = series.lesson("05")

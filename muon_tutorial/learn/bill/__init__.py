@@ -1,7 +1,5 @@
 """What notebook 10 uses: counted and predicted bills of a step, a boundary gather, rounding, exercises."""
 
-from __future__ import annotations
-
 from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "on_ranks costs rounding exercises pictures")

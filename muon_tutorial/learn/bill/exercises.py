@@ -27,14 +27,12 @@ def runs_exercise(dp: int, tp: int) -> Exercise:
 
 
 _BILL_HINTS = {
-    "gradient reduce_scatter": (
-        "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
-    ),
-    "dp gather": (
-        "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
-    ),
-    "tp gather": ("A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",),
-    "parameter all_gather": ("New weights are fp32, and every rank needs all slices.",),
+    "gradient reduce_scatter": "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is "
+    "4 bytes.",
+    "dp gather": "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring "
+    "send?",
+    "tp gather": "A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",
+    "parameter all_gather": "New weights are fp32, and every rank needs all slices.",
 }
 
 
@@ -56,7 +54,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
         lambda *case: due[case],
         list(due),
         say="total {:,}, touched {:,}, dp={} and tp={}",
-        hints_of=_BILL_HINTS,
+        hint_of=_BILL_HINTS,
         praise=praise,
         par=par,
         keeps=("bill",),

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ... import Grid, replicated, round_robin, zero1
 from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
+from ..pictures.picture import Picture, blank, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play
 from . import costs
 from .costs import AVERAGE, BOUNDARY, DTYPES, Gather, StepBill, adamw_bill, bill_of, plans_of
@@ -56,9 +56,9 @@ def _draw_bar(axes: Axes, number: int, width: float, bill: StepBill, said: str) 
     write(axes, 16, y + 16, bill.name)
     for phase, sent in bill.sent.items():
         wide, phase_number = width * sent / max(1, bill.total), _NUMBER[phase]
-        rectangle(axes, x, y, wide, 32, _PHASES[phase_number][1], edgecolor=edge, linewidth=1.8)
-        if wide > 14:
-            centred(axes, x + wide / 2, y + 16, phase_number, 12, weight="bold")
+        look = {"weight": "bold", "edgecolor": edge, "linewidth": 1.8}
+        label = phase_number if wide > 14 else ""
+        tile(axes, (x, y, wide, 32), _PHASES[phase_number][1], label, 12, **look)
         x += wide
     write(axes, 160 + width + 8, y + 16, said)
 

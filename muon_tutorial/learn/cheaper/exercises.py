@@ -38,15 +38,11 @@ def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
 
 
 _BYTES_HINTS = {
-    "AdamW": (
-        "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends dp − 1 "
-        "slices of entries / dp, times the bytes of an entry.",
-    ),
-    "zero1": ("As AdamW, and a gather of x, which is bfloat16 whatever the gradients are.",),
-    "layerwise": (
-        "Each gradient travels to its owner, and each weight back. Each time, every rank except one "
-        "sends the whole tensor: on average, a rank sends (dp − 1) / dp of it.",
-    ),
+    "AdamW": "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends "
+    "dp − 1 slices of entries / dp, times the bytes of an entry.",
+    "zero1": "As AdamW, and a gather of x, which is bfloat16 whatever the gradients are.",
+    "layerwise": "Each gradient travels to its owner, and each weight back. Each time, every rank except one "
+    "sends the whole tensor: on average, a rank sends (dp − 1) / dp of it.",
 }
 
 
@@ -64,7 +60,7 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
         list(due),
         ("That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks),
         say="{0:,} entries of {2} bytes over dp={1}",
-        hints_of=_BYTES_HINTS,
+        hint_of=_BYTES_HINTS,
         praise="To the byte. Now see what real ranks count.",
     )
 
@@ -72,8 +68,7 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
 @cache
 def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
     """The bytes that a rank of the first dp group sends on average, according to the plans."""
-    item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
-    entries = length_of(dp, tp)
+    item, grid, entries = dtype.itemsize, Grid.of(dp=dp, tp=tp), length_of(dp, tp)
     found = {"AdamW": int(zero1_adamw(dp, entries, item, item))}
     for name in NAMES[1:]:
         plan = STRATEGIES[name](on_ranks.matrices_of(dtype), grid)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from ..bill.costs import DTYPES
 from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play
 from . import costs, trace_events
 from .costs import FEWER, LINKS, MODEL, RANKS, STRATEGIES, TOKENS, Setting, Waterfall, machine, say_bandwidth
@@ -138,9 +138,8 @@ def draw_turns(at: Setting) -> Picture:
             one = Setting(at.dtypes, tokens, link, strategy, at.fewer)
             times = one.muon_seconds / one.adamw_seconds
             who, edge, fill = ("Muon", MUON, CARD) if times < 1 else ("AdamW", ADAMW, EMPTY)
-            x = left + column * wide
-            rectangle(axes, x + 3, y + 3, wide - 6, high - 6, fill, edgecolor=edge, linewidth=1.8)
-            centred(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}")
+            frame = left + column * wide + 3, y + 3, wide - 6, high - 6
+            tile(axes, frame, fill, f"{times:.2f}  {who}", edgecolor=edge, linewidth=1.8)
             words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(link)}: {times:.2f}, {who}")
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
     write(axes, 16, top + high * len(TOKENS) + 22, note, color=QUIET)

@@ -69,8 +69,8 @@ class Ratio:
     how: str
 
 
-def packaged_summaries() -> dict[str, TraceSummary]:
-    """Load the numbers that were read from the four traces. The traces themselves are not needed."""
+def report() -> dict[str, TraceSummary]:
+    """The numbers from the report's four traces, by run; the traces themselves are not needed."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
     found = {}
     for key, entry in data["traces"].items():
@@ -81,8 +81,8 @@ def packaged_summaries() -> dict[str, TraceSummary]:
     return found
 
 
-def packaged_step() -> tuple[TraceEvent, ...]:
-    """Load the events of one step of the report's async Muon, rank 0; times begin with the step's call."""
+def gpu_step() -> tuple[TraceEvent, ...]:
+    """One step of the report's ``muon_async`` on rank 0; times begin with the step's call."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
     fields = ("name", "sort", "begin", "duration", "process", "thread")
     return tuple(TraceEvent(**dict(zip(fields, row, strict=True)), args={}) for row in data["step"])

@@ -9,15 +9,12 @@ from typing import Any
 from ...evidence.traces.profiler_trace import COMMUNICATION, Sort, TraceEvent, covered
 from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import Flight, Timeline
-from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_step, packaged_summaries
+from .published_traces import SOURCE, TraceSummary, compare_bytes, report
+from .published_traces import gpu_step as gpu_step
 
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
 US = 1000  # nanoseconds
-report = packaged_summaries
-"""The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
-gpu_step = packaged_step
-"""One step of the report's ``muon_async`` on rank 0, as its profiler logged it."""
 Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 """Takes the flights of one collective, and returns the nanoseconds that each rank waited."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import series
@@ -40,10 +39,14 @@ a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("
 
 ## Words
 
+| word | meaning | lesson |
+|---|---|---|
 {words}
 
 ## Symbols
 
+| symbol | meaning | lessons |
+|---|---|---|
 {symbols}
 """
 
@@ -62,22 +65,9 @@ def look_up(word: str = "") -> None:
 
 def page() -> str:
     """The whole text of ``GLOSSARY.md``, which lies next to the notebooks."""
-    return _PAGE.format(words=term_table(BY_WORD, _linked), symbols=symbol_table(SYMBOLS, _linked))
-
-
-def term_table(terms: Sequence[Term], number: Callable[[str], str]) -> str:
-    """Terms as a Markdown table; ``number`` writes a lesson's number."""
-    rows = [f"| {term.word} | {term.meaning} | {number(term.lesson)} |" for term in terms]
-    return "\n".join(["| word | meaning | lesson |", "|---|---|---|", *rows])
-
-
-def symbol_table(symbols: Sequence[Symbol], number: Callable[[str], str]) -> str:
-    """Symbols as a Markdown table; ``number`` writes a lesson's number."""
-    rows = [
-        f"| `{symbol.sign}` | {symbol.meaning} | {', '.join(map(number, symbol.lessons))} |"
-        for symbol in symbols
-    ]
-    return "\n".join(["| symbol | meaning | lessons |", "|---|---|---|", *rows])
+    words = (f"| {term.word} | {term.meaning} | {_linked(term.lesson)} |" for term in BY_WORD)
+    symbols = (f"| `{s.sign}` | {s.meaning} | {', '.join(map(_linked, s.lessons))} |" for s in SYMBOLS)
+    return _PAGE.format(words="\n".join(words), symbols="\n".join(symbols))
 
 
 def _linked(number: str) -> str:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import quote
 
 from ...errors import UsageError
@@ -18,7 +17,7 @@ Without a name there are no such links. After a change, run ``scripts/series.py`
 """
 BRANCH = "main"
 FOLDER = Path(__file__).parent
-"""The folder of the course's tables: lessons, what to read after them, words and symbols."""
+"""The folder of the course's tables: lessons, paths, what to read after them, words and symbols."""
 _WIDTH = 108
 
 
@@ -51,20 +50,19 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class CoursePath:
-    """A way through the course; ``and_then``: minutes of its builds."""
+    """A way through the course. ``more``: what a reader does besides the required exercises."""
 
     name: str
     numbers: tuple[str, ...]
+    more: str = ""
     note: str = ""
-    exercises: Literal["required", "all"] = "required"
-    and_then: int = 0
 
     @property
     def minutes(self) -> int:
-        """Minutes of all its lessons, plus ``and_then``."""
         lessons = [lesson(number) for number in self.numbers]
-        optional = sum(each.optional for each in lessons) if self.exercises == "all" else 0
-        return sum(each.minutes for each in lessons) + optional + self.and_then
+        optional = sum(each.optional for each in lessons) if self.more == "optional" else 0
+        builds = sum(minutes for _, minutes in BUILDS.values()) if self.more == "builds" else 0
+        return sum(each.minutes for each in lessons) + optional + builds
 
 
 def rows(table: Path) -> Iterator[list[str]]:
@@ -82,39 +80,8 @@ READING = {no: f"[{name}](https://{address})" for no, name, address in rows(FOLD
 BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one_page": ("16", 240)}
 """The builds without a stub, by the file that they make: the lesson, and about how many minutes."""
 
-PATHS = (
-    CoursePath(
-        "An evening",
-        ("00", "03", "05"),
-        "A ring that you wrote moves bytes between real processes, and ranks share the momentum.",
-    ),
-    CoursePath(
-        "Ninety minutes",
-        ("00", "09"),
-        "For readers who know ZeRO and tp. 09 builds on 03, 05 and 07, and the page about notation says"
-        " what you need of these. You write a step that runs. In fifteen more minutes, run the finale of 16,"
-        " which fills in what you have not written.",
-    ),
-    CoursePath(
-        "A day",
-        ("00", "03", "05", "06", "07", "09", "16"),
-        "You write the step, and the finale trains with it.",
-    ),
-    CoursePath(
-        "Two days",
-        ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
-        "With the required exercises, you write the whole optimizer, which gives the bits of torch's"
-        " Muon, and learn its costs.",
-    ),
-    CoursePath(
-        "From a blank file",
-        ("03", "11", "12", "16"),
-        "No stubs. Write a ring's collectives (03), ZeRO-3 on your ring (11), a pipeline (12) and the whole"
-        " optimizer (16), each in an empty file, until its test passes. The last test joins them. You need"
-        " what 00, 04, 05, 06, 07 and 09 teach.",
-        and_then=sum(minutes for _, minutes in BUILDS.values()),
-    ),
-    CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
+PATHS = tuple(
+    CoursePath(name, tuple(taken.split()), *more) for name, taken, *more in rows(FOLDER / "paths.txt")
 )
 
 

@@ -82,9 +82,7 @@ def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> 
     if span.doing == "wait":
         look |= {"hatch": _WAIT_HATCH, "edgecolor": FAINT}
     fill = {"product": rank_colour(span.rank), "copy": EMPTY}.get(span.doing, CARD)
-    rectangle(axes, x, y, width, _COMPUTE, fill, **look)
-    if span.doing == "product":
-        centred(axes, x + width / 2, y + _COMPUTE / 2, words)
+    tile(axes, (x, y, width, _COMPUTE), fill, words if span.doing == "product" else "", **look)
 
 
 def _say_panel(panel: Panel) -> str:

@@ -265,14 +265,14 @@ def written(
     cases: Sequence[tuple[Any, ...]],
     *slips: Slip,
     say: str,
-    hints_of: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    hint_of: Mapping[str, str] = MappingProxyType({}),
     **more: Any,
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
     ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
     ``slips``, the message says which slip that is. If ``right`` returns a dictionary, the first wrong key is
-    named, with its hints from ``hints_of``. ``more`` are other fields of the exercise.
+    named, with its hint from ``hint_of``. ``more`` are other fields of the exercise.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -281,7 +281,7 @@ def written(
     >>> twice.check(lambda n: n + n)
     Right. So it is.
     """
-    return Exercise(partial(_judge_written, right, cases, slips, say, hints_of), **more)
+    return Exercise(partial(_judge_written, right, cases, slips, say, hint_of), **more)
 
 
 def _judge_written(
@@ -289,7 +289,7 @@ def _judge_written(
     cases: Sequence[tuple[Any, ...]],
     slips: Sequence[Slip],
     say: str,
-    hints_of: Mapping[str, tuple[str, ...]],
+    hint_of: Mapping[str, str],
     function: Callable[..., Any],
 ) -> Diagnosis | None:
     found, wanted = list[Any](), [right(*deepcopy(case)) for case in cases]
@@ -310,7 +310,8 @@ def _judge_written(
                 if not isinstance(mine, Mapping) or mine.keys() != due.keys():
                     return Diagnosis(f"{where}: give a dictionary with the keys {', '.join(map(str, due))}.")
                 key = next(key for key in due if not _alike(mine[key], due[key]))
-                where, mine, due, hints = f"{where}, {key}", mine[key], due[key], hints_of.get(key, ())
+                where, mine, due = f"{where}, {key}", mine[key], due[key]
+                hints = (hint_of[key],) if key in hint_of else ()
             if mine is ...:
                 return Diagnosis(f"{where} is still open.", hints)
             what = _ASKED if is_text(mine, due) else f"{_short(mine)}, where {_short(due)} is right."

@@ -1,7 +1,5 @@
 """What notebook 00 uses: a matrix on real ranks, its exercises, and the step as a film."""
 
-from __future__ import annotations
-
 from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "on_ranks pictures exercises")

@@ -14,18 +14,7 @@ from ...plan.layout import Box
 from ..pictures import picture
 from ..pictures.colours import EMPTY, QUIET, rank_colour
 from ..pictures.holdings import Boxes, Piece, momentum_holdings, name_contents, say_held, weight_holdings
-from ..pictures.picture import (
-    GridFrame,
-    Picture,
-    Point,
-    between,
-    blank,
-    centred,
-    finish,
-    heading,
-    rectangle,
-    write,
-)
+from ..pictures.picture import GridFrame, Picture, Point, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, play
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
 
@@ -110,7 +99,7 @@ def draw_grid(grid: Grid, held: Sequence[Boxes], title: str, what: str, name: st
     """One matrix per rank of a grid, coloured where the rank holds it, with the grid's axes."""
     place = _place(grid, 84, 108, 780)
     figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 4))
-    heading(axes, title, what)
+    picture.heading(axes, title, what)
     _write_axes(axes, place)
     for rank, boxes in enumerate(held):
         label = f"rank {rank}"
@@ -198,7 +187,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
     now = film.moments[min(number, len(film.moments) - 1)]
     place = _place(film.plan.grid, 84, 108, 780)
     figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 44))
-    heading(axes, f"{number + 1 - ended} · {now.title}", now.what)
+    picture.heading(axes, f"{number + 1 - ended} · {now.title}", now.what)
     _write_axes(axes, place)
     held = now.held if gone == 1 else film.moments[number - 1].held
     for rank in film.plan.grid.ranks:
@@ -206,7 +195,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
         label = film.label(rank, now) if gone == 1 else f"rank {rank}"
         _draw_rank(axes, place, rank, held[rank], label, **bold)
     for flight in now.flights if gone < 1 else ():
-        at = between(place.cell(flight.source), place.cell(flight.target), gone)
+        at = picture.between(place.cell(flight.source), place.cell(flight.target), gone)
         _draw_piece(axes, place, at, flight.piece, 5)
     if ended:
         box = (84, place.bottom + 2, place.right - _GAP - 84, 36)

@@ -1,7 +1,5 @@
 """What notebook 04 uses: the first distributed Muon on real ranks, its pictures, exercises and cost."""
 
-from __future__ import annotations
-
 from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "on_ranks exercises pictures")

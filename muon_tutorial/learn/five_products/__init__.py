@@ -1,7 +1,5 @@
 """What notebook 02 uses: Newton–Schulz on singular values, its cost, pictures, and exercises."""
 
-from __future__ import annotations
-
 from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "singular_values exercises pictures")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from .lives import Attempt, BitsReport, RunLife
 from .trials import PlainReport
 
@@ -47,13 +47,18 @@ def hero() -> Picture:
     figure, axes = blank(width, height, title, 14, 22, 14)
     for number, name in enumerate((*COLUMNS, "run by us")):
         write(axes, _LEFT + number * _ACROSS + 6, 52, name, 12, color=QUIET)
+    said = ["From a laptop to a cluster, each lane with what differs from the one above."]
     for number, lane in enumerate(LANES):
         top, above = _TOP + number * (_DOWN + 8), LANES[number - 1] if number else lane
         write(axes, 14, top + _DOWN / 2, lane.name, 12, weight="bold", linespacing=1.3)
+        changed = []
         for column, (text, before) in enumerate(zip(lane.cells, above.cells, strict=True)):
             left, fill = _LEFT + column * _ACROSS, MARKED if text != before else CARD
             rectangle(axes, left, top, _ACROSS - 6, _DOWN, fill, linewidth=1.0)
             write(axes, left + 8, top + _DOWN / 2, text, 12, linespacing=1.3)
+            changed += [f"{COLUMNS[column]} {text}"] if number == 0 or text != before else []
+        ran = "run by this project" if lane.ran else "never run by this project"
+        said.append(f"{lane.name}: {'; '.join(changed)}; {ran}.".replace("\n", " "))
         left = _LEFT + len(COLUMNS) * _ACROSS
         if lane.ran:
             write(axes, left + 8, top + _DOWN / 2, "yes", 12)
@@ -66,15 +71,7 @@ def hero() -> Picture:
     write(axes, 44, height - 22, "differs from the lane above", 12)
     rectangle(axes, 320, height - 30, 22, 16, EMPTY, hatch="////", edgecolor=QUIET)
     write(axes, 350, height - 22, "never run by this project", 12)
-    said = []
-    for number, lane in enumerate(LANES):
-        above = LANES[number - 1] if number else lane
-        cells = zip(COLUMNS, lane.cells, above.cells, strict=True)
-        changed = [f"{title} {text}" for title, text, before in cells if number == 0 or text != before]
-        ran = "run by this project" if lane.ran else "never run by this project"
-        said.append(f"{lane.name}: {'; '.join(changed)}; {ran}.".replace("\n", " "))
-    start = "From a laptop to a cluster, each lane with what differs from the one above."
-    return finish(figure, "my_loop-hero", " ".join([start, *said, f"In every lane the same: {LOOP}."]))
+    return finish(figure, "my_loop-hero", " ".join([*said, f"In every lane the same: {LOOP}."]))
 
 
 def draw_too_early(report: PlainReport) -> Picture:
@@ -85,9 +82,7 @@ def draw_too_early(report: PlainReport) -> Picture:
     for text, (mark, fill, top) in rows.items():
         write(axes, 14, top + 20, text, 12)
         for number in range(report.parameters):
-            left = 200 + number * 108
-            rectangle(axes, left, top, 102, 40, fill, linewidth=1.0)
-            centred(axes, left + 51, top + 20, mark)
+            tile(axes, (200 + number * 108, top, 102, 40), fill, mark, linewidth=1.0)
     said = f"a step moves {report.moved} of the model's parameters, and raises no error"
     write(axes, 14, 188, said, 12, weight="bold", color=WRONG)
     new = f"The model has {report.parameters} new parameters with gradients"
@@ -125,16 +120,13 @@ def draw_life(life: RunLife, undisturbed: RunLife) -> Picture:
         _draw_attempt(axes, attempt, top, tick)
         top += attempt.ranks * _LANE + _GAP
     _draw_losses(axes, life, undisturbed, top - 6, tick)
-    ends = f"The last loss is {_last(life):.2f}; undisturbed it was {_last(undisturbed):.2f}."
+    mine, other = (run.last.losses[life.job.steps - 1] for run in (life, undisturbed))
+    ends = f"The last loss is {mine:.2f}; undisturbed it was {other:.2f}."
     return finish(figure, "my_loop-life", " ".join([*map(_say_attempt, life.attempts), ends]))
 
 
 def _grid(attempt: Attempt) -> str:
     return f"{attempt.grid[0]} × {attempt.grid[1]}"
-
-
-def _last(life: RunLife) -> float:
-    return life.last.losses[life.job.steps - 1]
 
 
 def _say_attempt(attempt: Attempt) -> str:

@@ -123,6 +123,11 @@ LAYOUTS = {
     "TP": "columns cut over all ranks",
     "EP": "every rank has an expert of its own",
 }
+_SIZES = {"FSDP2": {"shard": 4}, "HSDP": {"replicate": 2, "shard": 2}, "TP": {"tp": 4}, "EP": {"ep": 4}}
+GRIDS = {layout: Grid.of(**sizes) for layout, sizes in _SIZES.items()}
+"""The four ranks of each layout."""
+_ROWS: tuple[Cut, ...] = (("shard", Shard(0)),)
+CUTS: dict[str, tuple[Cut, ...]] = {"FSDP2": _ROWS, "HSDP": _ROWS, "TP": (("tp", Shard(1)),), "EP": ()}
 OWNER = 1
 
 
@@ -154,24 +159,11 @@ class Journey:
         return replica != other
 
 
-def grid_of(layout: str) -> Grid:
-    """The four ranks of a layout; HSDP has two replicas of two ranks."""
-    if layout == "HSDP":
-        return Grid.of(replicate=2, shard=2)
-    return Grid.of(**{{"FSDP2": "shard", "TP": "tp", "EP": "ep"}[layout]: 4})
-
-
-def cuts_of(layout: str) -> tuple[Cut, ...]:
-    if layout == "EP":
-        return ()
-    return (("tp", Shard(1)),) if layout == "TP" else (("shard", Shard(0)),)
-
-
 def journey_of(layout: str) -> Journey:
     """The journey of one square matrix; under EP, of one expert per rank."""
-    grid = grid_of(layout)
+    grid = GRIDS[layout]
     ranks, side = grid.ranks, 2 * len(grid.ranks)
-    boxes = [held_box((side, side), cuts_of(layout), grid.at(rank)) for rank in ranks]
+    boxes = [held_box((side, side), CUTS[layout], grid.at(rank)) for rank in ranks]
     owners = tuple(ranks) if layout == "EP" else (OWNER,) * len(ranks)
     near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(OWNER)["replicate"]]
     kept = tuple((Piece(box, rank),) for rank, box in enumerate(boxes))

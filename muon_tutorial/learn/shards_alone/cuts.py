@@ -63,19 +63,6 @@ def compare(update: Tensor, matrix: Tensor) -> Comparison:
     return Comparison(cosine, distance, max(0.0, 1 - cosine**2) ** 0.5, tuple(values))
 
 
-@dataclass(frozen=True, slots=True)
-class DirectionShares:
-    """Where an update's energy is: on the diagonal, off it, or on inputs where the gradient is zero."""
-
-    diagonal: float
-    beside: float
-    outside: float
-
-    def __str__(self) -> str:
-        on, beside, outside = (f"{each:.0%}" for each in (self.diagonal, self.beside, self.outside))
-        return f"{on} on the diagonal, {beside} elsewhere in the square, {outside} on ignored inputs"
-
-
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
     """Uᵀ · update · V, from the full SVD of a wide matrix: entry (i, j) is the part of input j in output i.
 
@@ -89,12 +76,12 @@ def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
     return u.T @ update @ vt.T
 
 
-def shares(turned: Tensor) -> DirectionShares:
-    """Where the energy of a matrix from ``in_directions`` is, as shares of the whole."""
+def energy_shares(turned: Tensor) -> tuple[float, ...]:
+    """The exercise's reference: shares of the energy on the diagonal, beside it, and outside the square."""
     squares, rows = turned**2, len(turned)
     diagonal, inside = squares.diagonal().sum(), squares[:, :rows].sum()
     parts = (part / squares.sum() for part in (diagonal, inside - diagonal, squares[:, rows:].sum()))
-    return DirectionShares(*(part.item() for part in parts))
+    return tuple(part.item() for part in parts)
 
 
 def gradient() -> Tensor:

@@ -16,7 +16,7 @@ from ..pictures.holdings import patches
 from ..pictures.picture import Picture, Point, blank, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
 from . import cuts
-from .cuts import CUTS, DIMS, SHAPE, Comparison, in_directions, matrices, pieces_alone, shares
+from .cuts import CUTS, DIMS, SHAPE, Comparison, energy_shares, in_directions, matrices, pieces_alone
 
 POOL, SQUARE, SHADES = 4, 8.0, 16
 """Entries along a square's side, pixels along it, and the number of greys."""
@@ -56,7 +56,7 @@ def hero() -> Picture:
 
 
 def _say_astray(turned: Tensor) -> str:
-    astray = 1 - shares(turned).diagonal
+    astray = 1 - energy_shares(turned)[0]
     return "nothing off the diagonal" if astray < 1e-9 else f"{astray:.0%} off the diagonal"
 
 
@@ -110,7 +110,8 @@ def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
 
 def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Picture:
     """Where an update of a matrix acts, in the matrix's own directions, and its spectrum."""
-    found, most = shares(turned), max(3.0, 1.05 * result.values[0])
+    on, beside, outside = (f"{share:.0%}" for share in energy_shares(turned))
+    most = max(3.0, 1.05 * result.values[0])
     figure, axes = blank(880, 294)
     said = f"{title}: cosine {result.cosine:.2f}"
     write(axes, 20, 24, said, 14, weight="bold")
@@ -122,7 +123,8 @@ def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Pi
     write(axes, 572, level, "1", 12, ha="right", color=QUIET)
     write(axes, 580, 200, _say_values(result), 12)
     best = f"after the best rescaling {result.at_best:.2f}"
-    lines = (f"energy: {found}", f"distance to UVᵀ {result.distance:.2f}; {best}")
+    energy = f"energy: {on} on the diagonal, {beside} beside it, {outside} where the gradient is zero"
+    lines = (energy, f"distance to UVᵀ {result.distance:.2f}; {best}")
     for number, line in enumerate(lines):
         write(axes, 20, 238 + 28 * number, line, 12.5)
     return finish(figure, name, f"{said}. {_say_values(result)}; {'; '.join(lines)}.")

@@ -108,36 +108,28 @@ def guess(tp: int) -> Exercise:
     )
 
 
-def energy_shares(turned: Tensor) -> tuple[float, ...]:
-    """The exercise's reference: shares of the energy on the diagonal, beside it, and outside the square."""
-    found = cuts.shares(turned)
-    return found.diagonal, found.beside, found.outside
-
-
 def _drawn(count: int, *shapes: Shape) -> list[tuple[Tensor, ...]]:
     draw = torch.Generator().manual_seed(5)
     return [tuple(torch.randn(count, *shape, generator=draw, dtype=torch.float64)) for shape in shapes]
 
 
 def write_nearness() -> Exercise:
-    def of(cosine: Callable[..., Tensor], distance: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-        return lambda update, right: [cosine(update, right), distance(update, right)]
+    def cosine(slip: Callable[..., Tensor]) -> Callable[..., list[Any]]:
+        return lambda update, right: [slip(update, right), nearness(update, right)[1]]
 
-    def cos(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).sum() / (a.norm() * b.norm())
+    def distance(slip: Callable[..., Any]) -> Callable[..., list[Any]]:
+        return lambda update, right: [nearness(update, right)[0], slip(update, right)]
 
-    def off(a: Tensor, b: Tensor) -> Tensor:
-        return (a - b).norm() / b.norm()
-
+    squared = "cosine: a norm is not squared here."
+    norms = "distance: take the norm of the difference, not the difference of norms."
     slips = (
-        ("cosine: divide by both norms.", of(lambda a, b: (a * b).sum(), off)),
-        ("cosine: a norm is not squared here.", of(lambda a, b: cos(a, b) / (a.norm() * b.norm()), off)),
-        ("distance: divide it by the size of UVᵀ.", of(cos, lambda a, b: (a - b).norm())),
-        ("distance: divide by the size of UVᵀ, not of the update.", of(cos, lambda a, b: off(b, a))),
-        ("distance: take the norm of the difference, not the difference of norms.",
-         of(cos, lambda a, b: (a.norm() - b.norm()).abs() / b.norm())),
-        ("First the cosine, then the distance.", lambda a, b: [off(a, b), cos(a, b)]),
-    )  # fmt: skip
+        ("cosine: divide by both norms.", cosine(lambda a, b: (a * b).sum())),
+        (squared, cosine(lambda a, b: (a * b).sum() / (a.norm() * b.norm()) ** 2)),
+        ("distance: divide it by the size of UVᵀ.", distance(lambda a, b: (a - b).norm())),
+        ("distance: divide by the size of UVᵀ, not of the update.", distance(lambda a, b: nearness(b, a)[1])),
+        (norms, distance(lambda a, b: (a.norm() - b.norm()).abs() / b.norm())),
+        ("First the cosine, then the distance.", lambda *given: nearness(*given)[::-1]),
+    )
     say = "two matrices of {0.shape[0]} × {0.shape[1]}"
     hints = ("X.norm() is a matrix's size: the root of the sum of its squared entries.",)
     praise = "Now see what a spectrum cannot show."
@@ -161,7 +153,7 @@ def write_shares() -> Exercise:
     )
     say, cases = "a matrix of {0.shape[0]} × {0.shape[1]}", _drawn(1, (3, 8), (2, 3))
     praise = "The last share is wasted: there the gradient is zero."
-    return written(lambda turned: list(energy_shares(turned)), cases, *slips, say=say, praise=praise)
+    return written(lambda turned: list(cuts.energy_shares(turned)), cases, *slips, say=say, praise=praise)
 
 
 def harmless(tp: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...plan.layout import Shard, shard_box
 from ..pictures.colours import CARD, QUIET, WRONG, rank_colour
 from ..pictures.holdings import patches
-from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, Point, blank, finish, tile, write
 from .cuts import DIMS, SHAPE
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
@@ -92,7 +92,6 @@ def _draw_result(axes: Axes, result: Any, dim: int, tp: int, first: int, corner:
 def _draw_run(axes: Axes, box: Sequence[int], rank: int | None, scale: float, corner: Point) -> None:
     row, column, height, width = box
     x, y = corner[0] + column * scale, corner[1] + row * scale
-    fill = CARD if rank is None else rank_colour(rank)
-    rectangle(axes, x, y, width * scale, height * scale, fill, linewidth=0.8)
-    if height * scale > 14 and width * scale > 46:
-        centred(axes, x + width * scale / 2, y + height * scale / 2, "?" if rank is None else f"rank {rank}")
+    fill, text = (CARD, "?") if rank is None else (rank_colour(rank), f"rank {rank}")
+    text = text if height * scale > 14 and width * scale > 46 else ""
+    tile(axes, (x, y, width * scale, height * scale), fill, text, linewidth=0.8)

@@ -1,7 +1,5 @@
 """What notebook 05 uses: matrices in buckets, their ranges, rulers, exercises, and steps on real ranks."""
 
-from __future__ import annotations
-
 from .. import names_in
 
 __getattr__, __dir__ = names_in(__name__, "ranges on_ranks exercises pictures")

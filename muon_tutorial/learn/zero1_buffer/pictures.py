@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from ... import Bucket, Plan
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, write
+from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, tile, write
 from ..pictures.spectra import style
 from ..widgets.shell import Shell, choice, play, show, slider
 from . import ranges
@@ -195,10 +195,9 @@ def draw_straddling(plan: Plan) -> Picture:
         kept, top, x = kept_of(plan, name), 46 + 46 * number, 60.0
         write(axes, 20, top + 16, name, 12, weight="bold")
         for rank, size in kept.items():
-            rectangle(axes, x, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
-            if size * scale > 32:
-                centred(axes, x + size * scale / 2, top + 16, str(size))
-            x += size * scale
+            wide = size * scale
+            tile(axes, (x, top, wide, 32), rank_colour(rank), str(size) if wide > 32 else "", linewidth=1.1)
+            x += wide
         others = len(kept) - 1
         sends = [f"rank {rank} sends {others * size}" for rank, size in kept.items()]
         shown = " · ".join(sends) if others < 3 else f"each sends its part to {others} others"

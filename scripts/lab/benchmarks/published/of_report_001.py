@@ -15,7 +15,7 @@ import torch
 from muon_tutorial import Coordinate, Grid, Matrix, Shard, zero1
 from muon_tutorial.engine.collective import Collective, Kind, Label, Walk
 from muon_tutorial.evidence.traces.profiler_trace import CollectiveSum
-from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_summaries, step_sizes
+from muon_tutorial.learn.cheaper.published_traces import TraceSummary, report, step_sizes
 from muon_tutorial.timing.timed_world import TimedWorld
 from muon_tutorial.timing.timeline_cases import walk_ranks
 
@@ -27,7 +27,7 @@ DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16}
 
 @cache
 def traced() -> dict[str, TraceSummary]:
-    return packaged_summaries()
+    return report()
 
 
 def like_for_like() -> float:
