@@ -119,7 +119,7 @@ def draw_life(life: RunLife, undisturbed: RunLife) -> Picture:
     top, tick = _LIFE_TOP, min(48.0, 590 / life.job.steps)
     lanes = sum(attempt.ranks * _LANE + _GAP for attempt in life.attempts)
     figure, axes = blank(round(_LIFE_LEFT + life.job.steps * tick + 110), top + lanes + _CURVE + 36)
-    title = f"{life.job.steps} steps on {' and then on '.join(map(_grid, life.attempts))}"
+    title = f"{life.job.steps} steps on {' and then on '.join(dict.fromkeys(map(_grid, life.attempts)))}"
     write(axes, 14, 20, title, 12.5, weight="bold")
     for attempt in life.attempts:
         _draw_attempt(axes, attempt, top, tick)
@@ -134,7 +134,7 @@ def _grid(attempt: Attempt) -> str:
 
 
 def _last(life: RunLife) -> float:
-    return life.last.losses[life.job.steps - 1]
+    return life.last.losses[max(life.last.losses)]
 
 
 def _say_attempt(attempt: Attempt) -> str:
