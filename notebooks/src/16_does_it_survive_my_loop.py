@@ -444,12 +444,12 @@ my_muon.show_command(steps, seed)
 #
 # </details>
 #
-# The cell below runs it, too, and prints only the outcome. Rank 3 kills itself in the middle, so in a terminal you
+# The cell below runs it, too, and draws what your ranks did. Rank 3 kills itself in the middle, so in a terminal you
 # see errors, and then new ranks continue from the checkpoint that your `load` finds. (torchrun listens on all network
 # addresses. On a network that you do not trust, set `torchrun = False` above.)
 
-# %%
-print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
+# %% tags=["volatile"]
+my_muon.run_torchrun(finale, steps, seed) if torchrun else print("Not run: torchrun = False.")
 
 # %% [markdown]
 # ## Open: the same bits, fewer bytes

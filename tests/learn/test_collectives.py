@@ -89,12 +89,20 @@ def test_the_sum_of_the_reader_passes_and_says_its_bytes_beside_par() -> None:
     verdict = exercise.check(collectives.ring_reduce_scatter)
     assert verdict
     assert "Yours takes 24576 bytes in its all_reduce; par is 24576." in verdict.message
+    assert verdict.picture is not None
+    assert "Round 3: rank 0 sends piece 1 to rank 1, 3 summed" in verdict.picture.alt
     assert "Yours takes 61440 bytes in its all_reduce; par is 24576." in exercise.check(fetches_all).message
 
 
 def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     every = solution(torch.cat(pieces), rank, ranks)
     return torch.stack([theirs.chunk(ranks)[rank] for theirs in every]).sum(0)
+
+
+def test_a_right_ring_is_drawn_with_the_messages_that_it_sent() -> None:
+    verdict = collectives.check_ring(3).check(solution)
+    assert verdict.picture is not None
+    assert "Round 2: rank 0 sends piece 2 to rank 1" in verdict.picture.alt
 
 
 def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -140,7 +141,11 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
             inside = all(a <= n < a + b for n, a, b in zip((row, column), box.offset, box.shape, strict=True))
             assert inside == (rank in weight)
         assert momentum in weight
-    assert lesson.holders_exercise(dp, tp).check(lesson.who_holds)
+    verdict = lesson.holders_exercise(dp, tp).check(lesson.who_holds)
+    assert verdict
+    assert verdict.picture is not None
+    last = lesson.who_holds(9, 7, dp, tp, length)[1]
+    assert re.search(rf"momentum: .*rank {last} \d+ × \d+ from row \d, column \d\.$", verdict.picture.alt)
 
 
 def counts_along_dp(row: int, column: int, dp: int, tp: int, length: int) -> Any:
@@ -169,6 +174,10 @@ def test_cut_as_one_every_head_is_torn_and_cut_each_only_where_tp_does_not_fit()
 def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     verdict = lesson.qkv_exercise().check(qkv.shard_qkv, qkv.join_qkv)
     assert "Yours takes 144 entries on the busiest rank; par is 144." in verdict.message
+    assert verdict.picture is not None
+    assert verdict.picture.alt.endswith(
+        "head 1 is whole on rank 0; head 2 is whole on rank 1; head 3 is whole on rank 2."
+    )
     all_on_one = lesson.qkv_exercise().check(
         lambda W, heads, r, tp: W if r == 0 else W[:0], lambda p, h: p[0]
     )

@@ -23,8 +23,11 @@ from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.engine.collective import Start, Wait
 from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
+from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import Exercise
+from muon_tutorial.learn.my_loop.lives import read
+from muon_tutorial.learn.my_loop.port import RunJob
 from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, training
 from muon_tutorial.learn.my_muon.blocks import KeptBlock
 from scripts.notebooks import read_text, sources
@@ -327,6 +330,21 @@ def test_other_bits_uncounted_bytes_and_as_many_as_before_do_not_pass(
     verdict = fewer.check(change)
     assert verdict.passed is False
     assert says in verdict.message
+
+
+def test_the_life_of_a_killed_run_is_read_from_its_diary(tmp_path: Path) -> None:
+    def train(victim: int | None) -> training.RunRecord:
+        asked = (str(blocks.REFERENCE), (2, 2), 8, 0, str(tmp_path), victim)
+        return launch(training.train, 4, args=asked, output="quiet", timeout=30.0)[0]
+
+    with pytest.raises(RankFailedError):
+        train(3)
+    record = train(None)
+    first, last = read(tmp_path, RunJob(8)).attempts
+    assert (first.begin, first.end, first.saved, first.killed) == (0, training.KILLED_AFTER, (4,), (3, 6))
+    assert (last.begin, last.saved, last.killed) == (4, (8,), None)
+    assert tuple(last.losses.values()) == record.losses
+    assert all(last.losses[step] == first.losses[step] for step in (4, 5))
 
 
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from muon_tutorial import Replicate, UsageError, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
+from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.recording import LAST, StepRecording, Tile, dumps, load, loads
@@ -153,6 +154,11 @@ def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, t
     verdict = lesson.step_exercise(dp, tp, 0).check(lesson.reference_step)
     assert verdict
     assert "lines; par is 12" in verdict.message
+    assert verdict.picture is not None
+    plan = lesson.plan_of(dp, tp)
+    rows = [predict(plan, plan.grid.at(rank)).rows() for rank in plan.grid.ranks]
+    due = [f"{sum(row.ring for row in found if row.phase == 'tp gather'):,}" for found in rows]
+    assert f"X[I, J_tp] → X[I, J]: bytes sent {', '.join(due)}." in verdict.picture.alt
     first = lesson.first_difference(UPTO_6, 2, 1, 0).first
     assert "never asks" in first.what
 

@@ -15,7 +15,7 @@ from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
 from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, my_piece, my_pieces, play_on_ranks, ring_formula
-from .pictures import GATHER, SUM, draw_ladder
+from .pictures import GATHER, HALF, draw_ladder
 
 Found = str | Diagnosis
 Judge = Callable[[CollectiveRun], Iterator[Found]]
@@ -67,18 +67,16 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
     praise = "Every rank holds every piece, in order, and has sent all of them except one."
     hints = (*GATHER_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
-    judge = partial(_with_ladder, judges, GATHER_HINTS, GATHER, "collectives-wrong")
+    judge = partial(_with_ladder, judges, GATHER_HINTS, GATHER, "collectives-yours")
     return Exercise(judge_on_ranks(play, judge, say_failure), hints, praise, keeps=("ring_all_gather",))
 
 
 def _with_ladder(
     judges: Sequence[Judge], hints: tuple[str, ...], heading: tuple[str, str], name: str, run: CollectiveRun
-) -> Diagnosis | None:
-    """The first mistake found, with the run's ladder. A mistake without hints of its own gets ``hints``."""
+) -> Diagnosis:
+    """The first mistake, if any, with the run's ladder. A mistake without hints of its own gets ``hints``."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
-    if found is None:
-        return None
-    given = found if isinstance(found, Diagnosis) else Diagnosis(found)
+    given = found if isinstance(found, Diagnosis) else Diagnosis(found or "")
     return Diagnosis(given.what, given.hints or hints, draw_ladder(run, heading, name))
 
 
@@ -96,7 +94,7 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
     praise = f"Every rank has its piece of the sum. {done}"
     hints = (*SUM_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_own_sum, _judge_received, _judge_waits)
-    judge = partial(_with_ladder, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
+    judge = partial(_with_ladder, judges, SUM_HINTS, HALF, "collectives-your-sum")
     return Exercise(judge_on_ranks(play, judge), hints, praise, par, ("ring_reduce_scatter",))
 
 

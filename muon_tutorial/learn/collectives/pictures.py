@@ -19,7 +19,9 @@ from .on_ranks import ITEM, NUMEL, LinkSpeed
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 126, 46, 84, 62, 30
 _GREY = "a digit is a piece, named for the rank that brings it; grey: not here yet"
 _FULL = "each digit is a piece; its cell fills up as ranks add their entries"
-GATHER, SUM = ("all_gather, message by message", _GREY), ("all_reduce, message by message", _FULL)
+SUM = ("all_reduce, message by message", _FULL)
+GATHER = ("Your all_gather, message by message", _GREY)
+HALF = ("Your reduce_scatter, message by message", _FULL)
 
 
 def _pitch(ranks: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers,
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
-from .pictures import draw_fused
+from .pictures import draw_answers, draw_fused
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
 PARTS = (1, 2, 3, 4, 5, 8)
@@ -183,14 +184,20 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     right = changed(lambda on, keeper: (set(on), keeper))
     praise = "Any entry, any grid: you know where it is."
     say = "up[{0}, {1}] on a grid of dp {2}, tp {3}, length {4}"
-    return written(right, cases, *slips, say=say, hints=hints, praise=praise)
+    exercise = written(right, cases, *slips, say=say, hints=hints, praise=praise)
+
+    def judge(answer: Callable[..., Any]) -> str | Diagnosis | None:
+        return exercise.judge(answer) or Diagnosis("", picture=draw_answers(answer, dp, tp))
+
+    return replace(exercise, judge=judge)
 
 
 def qkv_exercise() -> Exercise:
     """The hard exercise: cut a fused weight so that every head stays whole, and write the inverse."""
 
     def judge(shard: Shard, join: Join) -> str | Diagnosis | None:
-        return first(judge_fused(shard, join, *sizes) for sizes in FUSED)
+        wrong = first(judge_fused(shard, join, *sizes) for sizes in FUSED)
+        return wrong or Diagnosis("", picture=draw_fused(cut_by(shard), f"Your cut, tp = {TP_OF_PAR}"))
 
     hints = (
         "Deal out heads, not rows: torch.arange(heads).tensor_split(tp)[tp_rank] says which are yours.",
@@ -200,6 +207,12 @@ def qkv_exercise() -> Exercise:
     praise = "Every head is whole on one rank, and the inverse gives every bit back."
     best = 3 * qkv.HEAD_DIM * qkv.WIDTH * -(-qkv.HEADS // TP_OF_PAR)
     return Exercise(judge, hints, praise, Par("entries on the busiest rank", best, busiest), optional=True)
+
+
+def cut_by(shard: Shard) -> qkv.FusedRows:
+    """A right answer's cut of the fused weight, found with a weight whose entries are the row numbers."""
+    whole = torch.arange(3.0 * qkv.HEADS * qkv.HEAD_DIM)[:, None].repeat(1, qkv.WIDTH)
+    return qkv.cut_fused(lambda r, tp: shard(whole, qkv.HEADS, r, tp)[:, 0].int().tolist(), TP_OF_PAR)
 
 
 def busiest(shard: Shard, join: Join) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -15,7 +16,7 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, TP_HATCHES, WRONG
 from ..pictures.holdings import patches
 from ..pictures.picture import Frame, Picture, Point, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import RankButtons, Shell, choice, play, show
-from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
+from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of, slice_length
 from .qkv import PARTS, FusedRows, cut_fused, rows_as_one, rows_of_each
 
 _WIDTH, _MARGIN = 880, 24.0
@@ -160,6 +161,27 @@ def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: S
     held = [f"rank {r} holds {operand.say(r % tp, tp)}{letter}" for r, letter in enumerate(bytes_of)]
     said = " ".join(say_buffer(plan, tp_rank, momentum) for tp_rank in range(tp))
     return finish(figure, name, f"The weight up, {UP[0]} × {UP[1]}: {'; '.join(held)}. {said}")
+
+
+def draw_answers(who_holds: Callable[..., Any], dp: int, tp: int) -> Picture:
+    """The weight up, each entry in the colour of the rank that a reader's function names for it."""
+    length, (rows, columns) = slice_length(dp, tp), UP
+    said = [[who_holds(row, column, dp, tp, length) for column in range(columns)] for row in range(rows)]
+    panels = {f"weight, dp {p}": [[sorted(on)[p] for on, _ in row] for row in said] for p in range(dp)}
+    panels["momentum"] = [[keeper for _, keeper in row] for row in said]
+    unit = min(18.0, 800 / len(panels) / (columns + 2))
+    title = f"The weight up, painted with {rows * columns} answers of yours"
+    width = max(2 * _MARGIN + len(panels) * unit * (columns + 2) - 2 * unit, 500)
+    figure, axes = blank(round(width), 280, title, _MARGIN, 24, 12.5)
+    for number, (name, ranks) in enumerate(panels.items()):
+        left, words = _MARGIN + unit * (columns + 2) * number, list[str]()
+        write(axes, left, 58, name)
+        for rank, top, start, down, across in patches(ranks):
+            frame = (left + unit * start, 76 + 18.0 * top, unit * across, 18.0 * down)
+            tile(axes, frame, rank_colour(rank), _label(rank, (), frame[2]), linewidth=0.8)
+            words.append(f"rank {rank} {down} × {across} from row {top}, column {start}")
+        title += f". {name}: {'; '.join(words)}"
+    return finish(figure, "cuts-answers", f"{title}.")
 
 
 def picture_of_buffers(dp: int, tp: int) -> Picture:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with an answer, a hint for each try with this mistake, and a picture of its effect."""
+    """What is wrong with an answer, a hint for each try with this mistake, and a picture of its effect.
+
+    If ``what`` is empty, nothing is wrong: the picture, if any, shows what a right answer has done.
+    """
 
     what: str
     hints: tuple[str, ...] = ()
@@ -145,14 +148,14 @@ class Exercise:
             return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
         except MistakeError as mistake:
             wrong = str(mistake)
-        if wrong is None:
+        found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong or "")
+        if not found.what:
             self.accepted = answers[0] if len(answers) == 1 else answers
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
             self.wrong = 0
             said = (self.praise, self.par.say(*answers) if self.par else "", patience, *self._keep(answers))
-            return AnswerVerdict(True, " ".join(part for part in said if part))
+            return AnswerVerdict(True, " ".join(part for part in said if part), found.picture)
         self.wrong += 1
-        found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
 

@@ -19,7 +19,8 @@ from ...errors import RankFailedError
 from ...launching.launch import launch
 from . import port as reference
 from . import tiny_job
-from .port import CHECKPOINTS, DIARY, ECHO, Port, RunJob, other_grid
+from .diary import DIARY
+from .port import CHECKPOINTS, ECHO, Port, RunJob, other_grid
 from .trials import steps_alike
 
 PATIENCE = 12.0

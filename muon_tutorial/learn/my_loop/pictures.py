@@ -114,13 +114,13 @@ def draw_life(life: RunLife, undisturbed: RunLife) -> Picture:
     top, tick = _LIFE_TOP, min(48.0, 590 / life.job.steps)
     lanes = sum(attempt.ranks * _LANE + _GAP for attempt in life.attempts)
     figure, axes = blank(round(_LIFE_LEFT + life.job.steps * tick + 110), top + lanes + _CURVE + 36)
-    title = f"{life.job.steps} steps on {' and then on '.join(map(_grid, life.attempts))}"
+    title = f"{life.job.steps} steps on {' and then on '.join(dict.fromkeys(map(_grid, life.attempts)))}"
     write(axes, 14, 20, title, 12.5, weight="bold")
     for attempt in life.attempts:
         _draw_attempt(axes, attempt, top, tick)
         top += attempt.ranks * _LANE + _GAP
     _draw_losses(axes, life, undisturbed, top - 6, tick)
-    mine, other = (run.last.losses[life.job.steps - 1] for run in (life, undisturbed))
+    mine, other = (run.last.losses[max(run.last.losses)] for run in (life, undisturbed))
     ends = f"The last loss is {mine:.2f}; undisturbed it was {other:.2f}."
     return finish(figure, "my_loop-life", " ".join([*map(_say_attempt, life.attempts), ends]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +18,11 @@ from ...launching.start_torchrun import die_at_once
 from ...worlds.live import gather_objects
 from ..my_muon.reference import load, save
 from . import tiny_job
+from .diary import DIARY, write_line
 
 LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 0.02, 3e-3, 0.1, 0.25
 SHORTEST = 6
-DIARY, CHECKPOINTS, ECHO = "diary.jsonl", "checkpoints", "as_loaded"
+CHECKPOINTS, ECHO = "checkpoints", "as_loaded"
 
 
 def prepare(model: nn.Module, shard: Callable[[nn.Module], None]) -> MuonWithAdamW:
@@ -137,10 +137,3 @@ def mean_of(loss: torch.Tensor) -> float:
     """The mean of all ranks' losses. All ranks must call."""
     losses = gather_objects(float(loss.detach()))
     return sum(losses) / len(losses)
-
-
-def write_line(diary: Path, writes: bool, event: str, **facts: Any) -> None:
-    """Append a line, if this is the rank that writes. It is in the file when this returns."""
-    if writes:
-        with diary.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, **facts}) + "\n")

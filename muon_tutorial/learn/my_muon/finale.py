@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -17,6 +17,9 @@ from ...launching.start_torchrun import start_torchrun, torchrun_words
 from ..exercises.judge import Exercise, Par
 from ..exercises.on_real_ranks import judge_on_ranks
 from ..inputs import measure
+from ..my_loop.lives import Attempt, RunJob, read
+from ..my_loop.pictures import draw_life
+from ..pictures.picture import Picture
 from . import training
 from .blocks import REFERENCE
 from .keep import FILE, complete, first_line, read_mine, say_whose
@@ -138,19 +141,23 @@ def show_command(steps: int, seed: int) -> None:
     print(" ".join(words[:cut]), "\\\n   ", " ".join(words[cut:]))
 
 
-def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
-    """Run the training under torchrun with a kill; say where it resumed, and whether final bits changed."""
+def run_torchrun(finale: Finale, steps: int, seed: int) -> Picture | None:
+    """Train under torchrun with a kill, say where it resumed and whether final bits changed, and draw it."""
     undisturbed = next(run for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
         try:
             start_torchrun(command(steps, seed, str(finale.file)), Path(name), _LIMIT)
         except TutorialError as error:
-            return f"The run did not come to its end: {first_line(error)}"
+            print(f"The run did not come to its end: {first_line(error)}")
+            return None
         end = torch.load(Path(name) / RUN / "end.result", weights_only=True)
+        life = read(Path(name) / RUN, RunJob(steps, seed))
     same = all(map(torch.equal, end["weights"], undisturbed.weights))
     killed = f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps"
-    return (
+    print(
         f"{killed}; torchrun started all {RANKS} again\n"
         f"they went on from the checkpoint of step {end['begin']}, to step {steps}\n"
         f"the same bits as in the run without a kill: {same}"
     )
+    alone = Attempt(undisturbed.grid, 0, dict(enumerate(undisturbed.losses)), {})
+    return draw_life(life, replace(life, attempts=(alone,)))

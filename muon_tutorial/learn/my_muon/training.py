@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from ...launching.start_torchrun import die_at_once
 from ...training import gpt
 from ...training.text import Batch, batch_at, load_text
 from ...worlds.live import gather_objects
+from ..my_loop.diary import DIARY, write_line
 from .on_ranks import LR, counted_bytes, cut, load_file, start_muon, step_beside, try_steps
 
 SHAPE = gpt.GPTShape(layers=2, width=64, heads=4, context=64)
@@ -95,7 +97,8 @@ def train(
 ) -> RunRecord:
     """Train on this rank with the optimizer in a file. With a folder, resume from there and save there.
 
-    The rank ``victim`` kills itself between two checkpoints. Must be called by all ranks.
+    The folder also gets the run's diary. The rank ``victim`` kills itself between two checkpoints. All ranks
+    must call.
     """
     module, (dp, tp) = load_file(path), grid
     model, hidden, kinds, others = start(seed)
@@ -110,6 +113,9 @@ def train(
         begin = module.load(module.Checkpoints(folder), model, both, scheduler)
         for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
             piece.data.copy_(cut(whole.detach(), kind, rank % tp, tp))
+    note = partial(write_line, Path(folder or ".") / DIARY)
+    writes = bool(folder) and rank == 0
+    note(writes, "begin", grid=grid, step=begin)
     twins = [nn.Parameter(whole.detach().clone()) for whole in hidden]
     stock = torch.optim.Muon(twins, lr=LR)
     for step in range(begin, steps):
@@ -118,6 +124,7 @@ def train(
         for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):
             piece.grad = cut(_grad(whole), kind, rank % tp, tp)
         stock.param_groups[0]["lr"] = muon.lr = LR * adamw.param_groups[0]["lr"] / ADAMW_LR
+        note(writes, "step", step=step, loss=losses[-1], lr=muon.lr)  # the victim's step() waits for it
         with counted_bytes(lambda: muon.phase) as noted:
             muon.step()
         sent = noted
@@ -131,7 +138,9 @@ def train(
         stock.step()
         if folder and (step + 1) % EVERY == 0:
             module.save(module.Checkpoints(folder), step + 1, model, both, scheduler)
+            note(writes, "save", step=step + 1)
         if victim == rank and step + 1 == KILLED_AFTER:
+            note(True, "kill", step=step + 1, rank=rank)
             die_at_once()
     weights = [whole.detach().clone() for whole in hidden]
     different = max(gather_objects(sum(int((a != b).sum()) for a, b in zip(weights, twins, strict=True))))

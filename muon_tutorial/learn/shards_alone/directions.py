@@ -123,7 +123,7 @@ def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Pi
     write(axes, 572, level, "1", 12, ha="right", color=QUIET)
     write(axes, 580, 200, _say_values(result), 12)
     best = f"after the best rescaling {result.at_best:.2f}"
-    energy = f"energy: {on} on the diagonal, {beside} beside it, {outside} where the gradient is zero"
+    energy = f"energy: {on} on the diagonal, {beside} elsewhere in the square, {outside} on ignored inputs"
     lines = (energy, f"distance to UVᵀ {result.distance:.2f}; {best}")
     for number, line in enumerate(lines):
         write(axes, 20, 238 + 28 * number, line, 12.5)

@@ -216,7 +216,9 @@ _STEP_HINTS = {
 def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
     """The exercise: the whole step, judged on several grids by the first difference in its messages."""
 
-    def judge(step: StepOfBucket) -> Diagnosis | None:
+    def judge(step: StepOfBucket) -> Diagnosis:
+        from .replay import draw_difference, draw_step  # here, because ranks need no pictures
+
         job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
         try:
             walk: Any = value_of(step, job, job.step.plan.buckets[0], job.step.at)
@@ -234,14 +236,12 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             stopped += _NOT_WALKED if "generator" in stopped else ""
             if mark is None:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
-            from .replay import draw_difference  # here, because ranks import this file and need no pictures
-
             phase, what = mark.phase, mark.what
             if phase == 6 and mark.how == "missing" and PHASES[6] in stopped:
                 phase, what = 7, "job.apply was not called on what phase 6 left."
             said = f"phase {phase} ({PHASES[phase - 1]}) is the first to differ: {what}{stopped}"
             return Diagnosis(f"On {difference.grid}, {said}", _STEP_HINTS[phase], draw_difference(difference))
-        return None
+        return Diagnosis("", picture=draw_step(on_ranks.stepped(step, dp, tp, seed)))
 
     praise = (
         "You have written a distributed Muon step! On every grid that was tried, your ranks make the "

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
 
+from ...evidence.ring_bytes import ring_bytes
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
 from ..pictures.picture import Frame, Picture, Point, arrow, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, show, slider
 from .compare import StepDifference
+from .on_ranks import SteppedRun
 from .recording import AXIS, LAST, MOMENTS, PHASES, RankDiary, StepRecording, load
 
 _WIDTH, _TOP, _MARGIN = 900, 216, 22
-_SHORT = {
-    "gradient reduce_scatter": "reduce_\nscatter",
-    "Newton–Schulz": "Newton–\nSchulz",
-    "parameter all_gather": "all_\ngather",
-}
+TERMS = (
+    ("reduce_scatter", "g[B]{U_dp} → g[B_dp]"),
+    ("dp gather", "x[B_dp] → x[B]"),
+    ("tp gather", "X[I, J_tp] → X[I, J]"),
+    ("Newton–Schulz", "X[I, J] → Y[I, J]"),
+    ("tp slice", "Y[I, J] → Y[I, J_tp]"),
+    ("dp slice", "y[B] → y[B_dp]"),
+    ("all_gather", "w[B_dp] → w[B]"),
+)
+"""Each phase's short name, and its layouts as the lesson writes them."""
 
 
 def hero() -> Picture:
@@ -67,8 +76,7 @@ def render(recording: StepRecording, moment: int, matrix: str = "") -> Picture:
 
 
 def _phase_name(number: int) -> str:
-    phase = PHASES[number - 1]
-    return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
+    return f"{number} " + re.sub(r"([_–])| ", r"\1\n", TERMS[number - 1][0])
 
 
 def _draw_tiles(axes: Axes, shape: Point, diary: RankDiary, matrix: str, moment: int, frame: Frame) -> None:
@@ -133,6 +141,29 @@ def explore(recording: StepRecording, live: bool = True, moment: int | None = No
     still = film(recording) if moment is None else render(recording, moment)
     controls = {"phase": slider("phase", last=LAST, start=moment), "matrix": choice("matrix", list(names))}
     return show(lambda phase, matrix: render(recording, phase, matrix), still, live, **controls)
+
+
+def draw_step(run: SteppedRun) -> Picture:
+    """A right step, one row per phase: its layouts, and the bytes that each rank sends, as on a ring."""
+    grid, sent = run.jobs[0].step.plan.grid, Counter[tuple[int, int]]()
+    for rank, request in run.asked:
+        if request.label.phase in PHASES:
+            sent[PHASES.index(request.label.phase), rank] += ring_bytes(request, grid.at(rank))
+    each, left, most = max(72, 320 / grid.world_size), 196, max([1, *sent.values()])
+    title, words = "Your step, and the bytes that each rank sends", [f"Your step on {grid}"]
+    figure, axes = blank(round(left + each * grid.world_size + 8), 416, title, 16, 22, 12.5)
+    for rank in grid.ranks:
+        tile(axes, (left + each * rank, 44, each - 8, 26), rank_colour(rank), f"rank {rank}", linewidth=0.8)
+    for phase, (name, term) in enumerate(TERMS):
+        y, row = 92 + 48 * phase, [sent[phase, rank] for rank in grid.ranks]
+        write(axes, 16, y, f"{phase + 1} {name}", weight="bold")
+        write(axes, 16, y + 19, term, color=QUIET)
+        for rank, size in enumerate(row):
+            x, full = left + each * rank, (each - 8) * size / most
+            write(axes, x, y, f"{size:,}" if size else "–")
+            rectangle(axes, x, y + 12, full, 12, rank_colour(rank), linewidth=0.8 if size else 0)
+        words.append(f"{phase + 1} {name}, {term}: bytes sent {', '.join(f'{size:,}' for size in row)}")
+    return finish(figure, "your-step", f"{'. '.join(words)}.")
 
 
 def draw_difference(difference: StepDifference) -> Picture:
