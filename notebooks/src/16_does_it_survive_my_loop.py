@@ -543,6 +543,12 @@ my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
 # </details>
 
 # %% [markdown]
+# Here are your best scores in the whole course. As in golf, less is better:
+
+# %%
+print(my_muon.say_scores())
+
+# %% [markdown]
 # <details><summary>A build of four hours, without a stub: the whole optimizer</summary>
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
