@@ -301,7 +301,7 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
     assert "loss at the beginning" in finale.scorecard(end)
 
 
-BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 196_608, 2: 98_304})
+BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 98_304, 2: 49_152, 3: 49_152, 7: 98_304})
 
 
 @pytest.fixture
@@ -313,7 +313,9 @@ def test_the_solution_of_the_open_exercise_sends_196608_bytes_and_compressed_abo
     fewer: Exercise, tmp_path: Path
 ) -> None:
     solution = cell(solutions("16"), tmp_path / "cell.py")["fewer_bytes"]
-    assert "Yours takes 196608 bytes; par is 196608." in fewer.check(solution).message
+    said = fewer.check(solution).message
+    assert "Yours takes 196608 bytes; par is 196608." in said
+    assert "dp gather 49,152 → 0; tp gather 49,152 → 49,152; parameter all_gather 98,304 → 49,152." in said
     said = fewer.check(lambda course: fewer_bytes.compressed(course, solution(course))).message
     [took] = map(int, re.findall(r"Yours takes (\d+) bytes; par is 196608. You are below it!", said))
     assert 0.98 * 149_967 < took < 1.02 * 149_967
@@ -327,6 +329,15 @@ def test_other_bits_uncounted_bytes_and_as_many_as_before_do_not_pass(
     verdict = fewer.check(change)
     assert verdict.passed is False
     assert says in verdict.message
+
+
+def test_what_a_class_prints_is_shown_and_each_phase_that_it_sends_in_is_named(
+    fewer: Exercise, capsys: pytest.CaptureFixture
+) -> None:
+    said = fewer.check(fewer_bytes.prints_and_sends_twice).message
+    assert "gradient reduce_scatter 98,304 → 98,304; dp gather" in said
+    assert "tp gather 49,152 → 49,152; phase 6 0 → 4; parameter" in said
+    assert capsys.readouterr().out.count("[rank 3] entries: 128\n") == 2
 
 
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
