@@ -105,8 +105,12 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # <details><summary>Why does latency grow, and jump beyond 1,024?</summary>
 #
 # On a ring, latency would grow with the ranks: 2 (P − 1) messages, one after the other (lesson 03). So libraries
-# change to a tree, in which each doubling of the ranks adds one level. The jump comes where matrices run out. As long
-# as an owner has several matrices, one call carries them together. After that, every matrix needs a call of its own.
+# change to a tree, in which each doubling of the ranks adds one level.
+#
+# The jump comes where matrices run out. With 128 owners the planner makes 128 calls each way: each of the 96 MLP
+# matrices fills one, and attention's 128 matrices travel four to a call, because four of them have the same owner. With
+# 256 owners, each of the 224 matrices has an owner of its own, and so a call of its own. Each call now passes 8 levels,
+# not 7, so latency doubles: 224 · 8 is twice 128 · 7.
 #
 # </details>
 #

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,24 @@ def test_the_unseen_grid_is_as_the_solution_says() -> None:
     assert_wrong(exercise, 0, 1, True, "idle: not 0. A matrix has one owner")
     assert_wrong(exercise, 288, 2, True, "shrinks: not 2.")
     assert_wrong(exercise, 288, 1, "yes", "slower: not yes.")
+
+
+def test_latency_doubles_beyond_1024_ranks_because_calls_no_longer_share_an_owner() -> None:
+    calls, each = {}, {}
+    for owners in (128, 256):
+        plan = scaling.REPEATED(scaling.matrices_of(scaling.UNSEEN, 8), scaling.Grid.of(dp=owners, tp=8))
+        names = [[entry.matrix.name.split(".")[-2] for entry in bucket.entries] for bucket in plan.buckets]
+        calls[owners] = Counter((len(some), "attention" in some) for some in names)
+        every = scaling.step_of(scaling.UNSEEN, owners, 8).flights
+        for phase in ("gradient reduce", "parameter broadcast"):
+            flights = [(one, times) for one, times in every if one.label.phase == phase]
+            assert sum(times for _, times in flights) == len(plan.buckets)
+            each[owners] = {round(one.latency, 9) for one, _ in flights}
+    assert calls == {128: {(1, False): 96, (4, True): 32}, 256: {(1, False): 96, (1, True): 128}}
+    [[seven], [eight]] = each[128], each[256]
+    assert eight / seven == pytest.approx(8 / 7)
+    latency = {owners: scaling.step_at(scaling.UNSEEN, 8 * owners).estimate.latency for owners in each}
+    assert latency[256] / latency[128] == pytest.approx(2, rel=0.01)
 
 
 def test_the_floor_is_reached_with_so_many_owners() -> None:
