@@ -185,7 +185,7 @@ print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} t
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part, in a file of its own. Write the functions that save and load.
+# So every rank has to write its part, in its own file. Write the functions that save and load.
 #
 # <details><summary>Hint</summary>
 #
@@ -246,7 +246,7 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.draw_life(life, others.undisturbed)
 
 # %% [markdown]
-# The new ranks cut every matrix differently, and still their loss follows the same line.
+# The new ranks cut every matrix differently, but their loss follows the same line.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
@@ -303,14 +303,14 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# Learning rate, weight decay, embedding and head, reduce dtype (of the gradients' sum), checkpoint keys: each has a
-# default or a rule that surprises people. Only one stops a run. The others change numbers, and raise no error.
+# You keep AdamW's `lr` (learning rate) or the default (weight decay), give Muon every matrix (embedding and head), sum
+# gradients in bfloat16 (reduce dtype), or load a compiled model's weights into the plain one (checkpoint keys).
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
 decays_more = ...  # by default: "Muon" or "AdamW", both of torch.optim
-stops = ...  # which of the five stops a run with an error? Such as "weight decay"
+stops = ...  # only one of the five raises an error: which? Such as "weight decay"
 
 # %% tags=["answer"]
 print(lesson.say_traps(seed))  # what each of them does
@@ -543,7 +543,7 @@ my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
 # </details>
 
 # %% [markdown]
-# Here are your best scores in the whole course. As in golf, less is better:
+# Your scores in this course:
 
 # %%
 print(my_muon.say_scores())
