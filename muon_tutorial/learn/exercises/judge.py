@@ -16,6 +16,7 @@ from functools import partial
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .. import my_muon
 from ..pictures.colours import EMPTY, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
 
 if TYPE_CHECKING:
@@ -159,16 +160,8 @@ class Exercise:
 
     def _keep(self, answers: Sequence[Any], mine: float) -> list[str]:
         """Write right answers and their score into my_muon.py, and return what to say about it."""
-        said = []
-        if self.keeps:
-            from ..my_muon.keep import keep  # imported here, because most exercises start no ranks
-
-            said.append(keep(dict(zip(self.keeps, answers, strict=True))))
-        if self.par:
-            from ..my_muon.scores import keep_score
-
-            said.append(keep_score(answers[0], mine, self.par.number))
-        return said
+        said = [my_muon.keep.keep(dict(zip(self.keeps, answers, strict=True)))] if self.keeps else []
+        return [*said, my_muon.scores.keep_score(answers[0], mine, self.par.number)] if self.par else said
 
     def _hint(self, found: Diagnosis) -> str:
         """The mistake's next hint; without one, the exercise's next hint. The last hint repeats."""

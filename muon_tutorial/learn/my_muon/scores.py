@@ -13,7 +13,6 @@ from .keep import FILE, NotKeptError, read_text, write_text
 PARS = {name: (lesson, float(par), unit) for lesson, name, par, unit in rows(FOLDER / "pars.txt")}
 """For each function with a par: its lesson, its par with the lesson's own parameters, and the unit."""
 _SCORE = re.compile(r"^# score in lesson \d\d: (\w+) (\d+\.?\d*), par (\d+\.?\d*)\n", re.MULTILINE)
-_DAMAGED = re.compile(r"^# score in lesson .*", re.MULTILINE)
 
 
 def scores_of(text: str) -> dict[str, tuple[float, float]]:
@@ -50,6 +49,6 @@ def say_scores(folder: Path | None = None) -> str:
         mine, par = best.get(name, (None, usual))
         score = "no score yet" if mine is None else f"{mine:,.10g}"
         lines.append(f"{lesson:8}{name:21}{score:>12}{par:>10,.10g}  {unit}")
-    if damaged := _DAMAGED.search(_SCORE.sub("", text)):
+    if damaged := re.search(r"^# score in lesson .*", _SCORE.sub("", text), re.MULTILINE):
         lines.append(f"{FILE} has a line that is no score. Delete it, or correct it: {damaged[0][:60]}")
     return "\n".join([f"{'lesson':8}{'exercise':21}{'your best':>12}{'par':>10}", *lines])
