@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercise takes ten more. At the end you can say, for any model on any grid, what a
+# **Sixty minutes.** The optional exercises take thirty-five more. At the end you can say, for any model on any grid, what a
 # step waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
@@ -37,7 +37,7 @@ lesson.hero()
 # file that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
 # comes from, and which are estimates. *Against a clock* says how far off the planner was on up to 256 GPUs.
 #
-# Only the optional exercise runs on ranks. All before it uses, of the parameters below, `widgets` alone.
+# Only the optional exercises run on ranks. All before them uses, of the parameters below, `widgets` alone.
 #
 # </details>
 
@@ -80,7 +80,7 @@ shrinks = ...  # how many times faster is the busiest owner's work on 4,096 rank
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
-unseen, enough, wired, quiz, most, fits, experts = lesson.all_exercises(dp, tp, backend)
+unseen, enough, wired, quiz, most, fits, experts, layer = lesson.all_exercises(dp, tp, backend)
 unseen.check(idle, shrinks, slower)
 
 # %% tags=["answer"]
@@ -105,8 +105,12 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # <details><summary>Why does latency grow, and jump beyond 1,024?</summary>
 #
 # On a ring, latency would grow with the ranks: 2 (P − 1) messages, one after the other (lesson 03). So libraries
-# change to a tree, in which each doubling of the ranks adds one level. The jump comes where matrices run out. As long
-# as an owner has several matrices, one call carries them together. After that, every matrix needs a call of its own.
+# change to a tree, in which each doubling of the ranks adds one level.
+#
+# The jump comes where matrices run out. With 128 owners the planner makes 128 calls each way: each of the 96 MLP
+# matrices fills one, and attention's 128 matrices travel four to a call, because four of them have the same owner. With
+# 256 owners, each of the 224 matrices has an owner of its own, and so a call of its own. Each call now passes 8 levels,
+# not 7, so latency doubles: 224 · 8 is twice 128 · 7.
 #
 # </details>
 #
@@ -501,8 +505,7 @@ experts.check(to_experts)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The results come back with the two lists exchanged, and backward does both once more: four all_to_alls for each layer.
-# Muon's step sends nothing of an expert from one place along ep to another, because no expert has parts at two places.
+# `argsort` puts tokens for one expert next to each other. The ranks first exchange how many there are.
 #
 # ```python
 # def to_experts(tokens, expert_of, group):
@@ -513,6 +516,69 @@ experts.check(to_experts)
 #     by_expert = tokens[expert_of.argsort(stable=True)]
 #     dist.all_to_all_single(came, by_expert, take.tolist(), send.tolist(), group=group)
 #     return came
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Optional: how answers get back
+#
+# Now write the whole layer: out, through the expert, and back into the old order, with gradients. There are several good
+# ways, so the checker looks only at what your function does.
+#
+# <details><summary>Hint</summary>
+#
+# An answer goes back the way that its token came. What becomes of the two lists of sizes? And which order undoes an
+# `argsort`?
+#
+# </details>
+#
+# <details><summary>A hint for the gradients</summary>
+#
+# autograd records nothing of `dist.all_to_all_single`. You can write a `torch.autograd.Function` around it, or use
+# `all_to_all_single` of `torch.distributed.nn.functional`, which is one. In backward, which rank needs a row's gradient?
+#
+# </details>
+#
+# *Hard · 25 minutes · optional*
+
+# %% tags=["stub", "hard"]
+def expert_layer(tokens, expert_of, weights, expert, group):
+    # weights: one for each token; expert(rows): the answers of this rank's expert, one for each row; the rest as above
+    return ...  # in each token's row, the answer of its expert times its weight; backward reaches all three
+
+# %%
+layer.check(expert_layer)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# The gradient of a row that travelled goes back to the rank that sent it. So the backward of an exchange is the same
+# exchange with the two lists swapped, and so is the way back of the answers. That makes four all_to_alls of rows for each
+# layer. (Muon's step sends nothing of an expert from one place along ep to another, because no expert has parts at two
+# places.)
+#
+# ```python
+# def expert_layer(tokens, expert_of, weights, expert, group):
+#     class Exchange(torch.autograd.Function):
+#         @staticmethod
+#         def forward(ctx, rows, send, take):
+#             ctx.sizes = take, send
+#             came = rows.new_empty(sum(take), rows.shape[1])
+#             dist.all_to_all_single(came, rows.contiguous(), take, send, group=group)
+#             return came
+#
+#         @staticmethod
+#         def backward(ctx, grad):
+#             return Exchange.apply(grad, *ctx.sizes), None, None
+#
+#     send = torch.bincount(expert_of, minlength=group.size())
+#     take = torch.empty_like(send)
+#     dist.all_to_all_single(take, send, group=group)
+#     send, take = send.tolist(), take.tolist()
+#     order = expert_of.argsort(stable=True)
+#     answers = expert(Exchange.apply(tokens[order], send, take))
+#     return weights[:, None] * Exchange.apply(answers, take, send)[order.argsort()]
 # ```
 #
 # </details>

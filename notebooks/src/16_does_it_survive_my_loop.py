@@ -185,7 +185,7 @@ print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} t
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part, in a file of its own. Write the functions that save and load.
+# So every rank has to write its part, in its own file. Write the functions that save and load.
 #
 # <details><summary>Hint</summary>
 #
@@ -248,7 +248,7 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.draw_life(life, others.undisturbed)
 
 # %% [markdown]
-# The new ranks cut every matrix differently, and still their loss follows the same line.
+# The new ranks cut every matrix differently, but their loss follows the same line.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
@@ -305,15 +305,15 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# Learning rate, weight decay, embedding and head, reduce dtype (in which gradients are added up), checkpoint keys:
-# each has a default or a rule that surprises people. Only one stops a run. The others change numbers, and raise no
-# error.
+# There are five more ways to go wrong: keep AdamW's rate (*learning rate*), or its default of another setting (*weight
+# decay*); give Muon every matrix (*embedding and head*); add up gradients in bfloat16 (*reduce dtype*); load a compiled
+# model's weights into the plain model (*checkpoint keys*).
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
 decays_more = ...  # by default: "Muon" or "AdamW", both of torch.optim
-stops = ...  # which of the five stops a run with an error? Such as "weight decay"
+stops = ...  # only one of the five raises an error: which? Such as "weight decay"
 
 # %% tags=["answer"]
 print(lesson.say_traps(seed))  # what each of them does
@@ -544,6 +544,12 @@ my_muon.check_fewer(finale, steps, seed).check(fewer_bytes)
 # other bits as they are, a class of ours sends 149,967 bytes: half of what the course sends, and every bit arrives.
 #
 # </details>
+
+# %% [markdown]
+# Your scores in this course:
+
+# %%
+print(my_muon.say_scores())
 
 # %% [markdown]
 # <details><summary>A build of four hours, without a stub: the whole optimizer</summary>

@@ -136,6 +136,21 @@ def wrong_on_rank_3(course: Any) -> Any:
     return Wrong
 
 
+def prints_and_sends_twice(course: Any) -> Any:
+    class Sends(course.DistributedMuon):
+        def apply(self, bucket: Any, updates: Tensor) -> Tensor:
+            sending = dist.isend(torch.ones(1), group=self.tp_group, group_dst=1 - self.tp_rank)
+            dist.recv(torch.empty(1), group=self.tp_group, group_src=1 - self.tp_rank)
+            sending.wait()
+            return super().apply(bucket, updates)
+
+        def write(self, bucket: Any, fresh: Tensor) -> None:
+            print(f"entries: {len(fresh)}")
+            super().write(bucket, fresh)
+
+    return Sends
+
+
 WRONG = (
     (unchanged, "The bits are right, but a rank sends 294,912 bytes, and it was 294,912 before."),
     (nothing, "The function must return a class."),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as functional
 
-from muon_tutorial.learn.many_ranks import exercises, on_ranks, scaling
+from muon_tutorial.learn.many_ranks import exercises, scaling
 from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.timing.recommend import plan_model
 
@@ -50,6 +52,24 @@ def test_the_unseen_grid_is_as_the_solution_says() -> None:
     assert_wrong(exercise, 0, 1, True, "idle: not 0. A matrix has one owner")
     assert_wrong(exercise, 288, 2, True, "shrinks: not 2.")
     assert_wrong(exercise, 288, 1, "yes", "slower: not yes.")
+
+
+def test_latency_doubles_beyond_1024_ranks_because_calls_no_longer_share_an_owner() -> None:
+    calls, each = {}, {}
+    for owners in (128, 256):
+        plan = scaling.REPEATED(scaling.matrices_of(scaling.UNSEEN, 8), scaling.Grid.of(dp=owners, tp=8))
+        names = [[entry.matrix.name.split(".")[-2] for entry in bucket.entries] for bucket in plan.buckets]
+        calls[owners] = Counter((len(some), "attention" in some) for some in names)
+        every = scaling.step_of(scaling.UNSEEN, owners, 8).flights
+        for phase in ("gradient reduce", "parameter broadcast"):
+            flights = [(one, times) for one, times in every if one.label.phase == phase]
+            assert sum(times for _, times in flights) == len(plan.buckets)
+            each[owners] = {round(one.latency, 9) for one, _ in flights}
+    assert calls == {128: {(1, False): 96, (4, True): 32}, 256: {(1, False): 96, (1, True): 128}}
+    [[seven], [eight]] = each[128], each[256]
+    assert eight / seven == pytest.approx(8 / 7)
+    latency = {owners: scaling.step_at(scaling.UNSEEN, 8 * owners).estimate.latency for owners in each}
+    assert latency[256] / latency[128] == pytest.approx(2, rel=0.01)
 
 
 def test_the_floor_is_reached_with_so_many_owners() -> None:
@@ -166,6 +186,15 @@ def test_the_open_tasks_scores_are_the_planners(
     assert said in " ".join(text.replace("\n# ", " ").split())
 
 
+def solution(name: str) -> Any:
+    """The function of that name in the lesson's folded solutions."""
+    text = (ROOT / "notebooks" / "src" / "14_from_32_to_16384_ranks.py").read_text(encoding="utf-8")
+    [code] = re.findall(rf"^# ```python\n(# def {name}\(.*?)^# ```", text, re.MULTILINE | re.DOTALL)
+    scope: dict[str, Any] = {"torch": torch, "dist": dist}
+    exec(re.sub("^# ?", "", code, flags=re.MULTILINE), scope)
+    return scope[name]
+
+
 def exchanged(tokens: torch.Tensor, send: Any, take: Any, group: Any) -> torch.Tensor:
     came = tokens.new_empty(int(take.sum()), 2)
     dist.all_to_all_single(came, tokens, take.tolist(), send.tolist(), group=group)
@@ -227,19 +256,98 @@ def one_entry_a_row(tokens: Any, expert_of: Any, group: Any) -> Any:
     return came
 
 
+def layer_with(
+    order: Any = lambda rows, back, weights: weights[:, None] * rows[back],
+    out: Any = functional.all_to_all_single,
+    home: Any = functional.all_to_all_single,
+) -> Any:
+    """A layer of experts by torch's own differentiable exchange, with another exchange or order."""
+
+    def layer(tokens: Any, expert_of: Any, weights: Any, expert: Any, group: Any) -> Any:
+        send, take = (each.tolist() for each in counted(expert_of, group))
+        sent = expert_of.argsort(stable=True)
+        came = out(tokens.new_empty(sum(take), 2), tokens[sent], take, send, group)
+        rows = home(torch.empty_like(tokens), expert(came), send, take, group)
+        return order(rows, sent.argsort(), weights)
+
+    return layer
+
+
+def unrecorded(output: Any, rows: Any, take: Any, send: Any, group: Any) -> Any:
+    dist.all_to_all_single(output, rows.detach(), take, send, group=group)
+    return output
+
+
+class Mean(torch.autograd.Function):
+    """Gives the rows as they are, and half of their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any) -> Any:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad / 2
+
+
+def halved(output: Any, rows: Any, *sizes: Any) -> Any:
+    return functional.all_to_all_single(output, Mean.apply(rows), *sizes)
+
+
+def by_itself(tokens: Any, expert_of: Any, weights: Any, expert: Any, group: Any) -> Any:
+    return weights[:, None] * expert(tokens)
+
+
+ANSWERED = [
+    (solution("expert_layer"), PASSES),
+    (layer_with(), PASSES),
+    (layer_with(lambda rows, back, weights: rows[back]), "not times the tokens' weights"),
+    (
+        layer_with(lambda rows, back, weights: weights[:, None] * rows),
+        "in the order in which it sent the tokens",
+    ),
+    (layer_with(lambda rows, back, weights: rows), "in the order in which it sent the tokens"),
+    (
+        layer_with(lambda rows, back, weights: rows[1:]),
+        "must return one row for each of its 3 tokens, not (2, 2)",
+    ),
+    (layer_with(lambda rows, back, weights: None), "one row for each of its 3 tokens, not NoneType"),
+    (layer_with(lambda rows, back, weights: weights[:, None] * rows[back] + 1), "has [["),
+    (layer_with(home=unrecorded), "no gradient reaches the expert of rank 0: autograd records nothing"),
+    (layer_with(out=unrecorded), "no gradient reaches the tokens of rank 0: autograd records nothing"),
+    (
+        layer_with(lambda rows, back, weights: weights.detach()[:, None] * rows[back]),
+        "no gradient reaches the weights of rank 0",
+    ),
+    (layer_with(out=halved), "All answers are right, but the gradient of the tokens of rank 0 is wrong"),
+    (by_itself, "has asked its own expert about all tokens"),
+]
+
+
+test_a_layer_of_experts_is_told_what_is_wrong_with_its_answers_or_its_gradients = judged(
+    (lambda: exercises.layer_exercise(2, 2), ANSWERED),
+    (lambda: exercises.layer_exercise(4, 1), [*ANSWERED[:2], ANSWERED[3]]),
+    (lambda: exercises.layer_exercise(1, 3), ANSWERED[:2]),
+)
+
+
+def test_an_open_layer_is_open() -> None:
+    assert exercises.layer_exercise(2, 2).check(lambda *given: ...).passed is None
+
+
 def last_rank_first(tokens: Any, expert_of: Any, group: Any) -> Any:
-    return on_ranks.to_experts(tokens, expert_of, group).flip(0)
+    return solution("to_experts")(tokens, expert_of, group).flip(0)
 
 
 def lost_one(tokens: Any, expert_of: Any, group: Any) -> Any:
-    return on_ranks.to_experts(tokens, expert_of, group)[1:]
+    return solution("to_experts")(tokens, expert_of, group)[1:]
 
 
 test_tokens_that_do_not_reach_their_experts_are_told_why = judged(
     (
         lambda: exercises.experts_exercise(2, 2),
         [
-            (on_ranks.to_experts, PASSES),
+            (solution("to_experts"), PASSES),
             (in_another_order, PASSES),
             (unsorted, "for another expert. all_to_all_single cuts its input into runs"),
             (
@@ -269,7 +377,7 @@ test_tokens_that_do_not_reach_their_experts_are_told_why = judged(
     (
         lambda: exercises.experts_exercise(4, 1),
         [
-            (on_ranks.to_experts, PASSES),
+            (solution("to_experts"), PASSES),
             (in_another_order, PASSES),
             (unsorted, "for another expert"),
             (only_experts_that_are_asked, "rank of the group. An empty part has size 0"),
@@ -279,5 +387,5 @@ test_tokens_that_do_not_reach_their_experts_are_told_why = judged(
             ),
         ],
     ),
-    (lambda: exercises.experts_exercise(1, 3), [(on_ranks.to_experts, PASSES)]),
+    (lambda: exercises.experts_exercise(1, 3), [(solution("to_experts"), PASSES)]),
 )

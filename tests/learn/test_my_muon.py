@@ -25,10 +25,10 @@ from muon_tutorial.engine.hop_collectives import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn.course import series
-from muon_tutorial.learn.exercises.judge import Exercise
+from muon_tutorial.learn.exercises.judge import Exercise, Par
 from muon_tutorial.learn.my_loop.lives import read
 from muon_tutorial.learn.my_loop.port import RunJob
-from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, training
+from muon_tutorial.learn.my_muon import blocks, finale, keep, on_ranks, scores, training
 from muon_tutorial.learn.my_muon.blocks import KeptBlock
 from scripts.notebooks import read_text, sources
 
@@ -304,7 +304,7 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
     assert "loss at the beginning" in finale.scorecard(end)
 
 
-BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 196_608, 2: 98_304})
+BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 98_304, 2: 49_152, 3: 49_152, 7: 98_304})
 
 
 @pytest.fixture
@@ -316,7 +316,9 @@ def test_the_solution_of_the_open_exercise_sends_196608_bytes_and_compressed_abo
     fewer: Exercise, tmp_path: Path
 ) -> None:
     solution = cell(solutions("16"), tmp_path / "cell.py")["fewer_bytes"]
-    assert "Yours takes 196608 bytes; par is 196608." in fewer.check(solution).message
+    said = fewer.check(solution).message
+    assert "Yours takes 196608 bytes; par is 196608." in said
+    assert "dp gather 49,152 → 0; tp gather 49,152 → 49,152; parameter all_gather 98,304 → 49,152." in said
     said = fewer.check(lambda course: fewer_bytes.compressed(course, solution(course))).message
     [took] = map(int, re.findall(r"Yours takes (\d+) bytes; par is 196608. You are below it!", said))
     assert 0.98 * 149_967 < took < 1.02 * 149_967
@@ -345,6 +347,15 @@ def test_the_life_of_a_killed_run_is_read_from_its_diary(tmp_path: Path) -> None
     assert (last.begin, last.saved, last.killed) == (4, (8,), None)
     assert tuple(last.losses.values()) == record.losses
     assert all(last.losses[step] == first.losses[step] for step in (4, 5))
+
+
+def test_what_a_class_prints_is_shown_and_each_phase_that_it_sends_in_is_named(
+    fewer: Exercise, capsys: pytest.CaptureFixture
+) -> None:
+    said = fewer.check(fewer_bytes.prints_and_sends_twice).message
+    assert "gradient reduce_scatter 98,304 → 98,304; dp gather" in said
+    assert "tp gather 49,152 → 49,152; phase 6 0 → 4; parameter" in said
+    assert capsys.readouterr().out.count("[rank 3] entries: 128\n") == 2
 
 
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -388,3 +399,96 @@ def test_every_lesson_that_shows_the_file_says_what_it_can_do_and_what_it_cannot
         *keep.SO_FAR
     ]
     assert all(re.fullmatch(r"[a-z][^.]+\. But [^.]+\.", said) for said in keep.SO_FAR.values())
+
+
+def scored(number: float, par: float, place: Path, name: str = "my_step") -> str:
+    """What a checker says of a right answer, written in a cell, with that score."""
+    answer = cell(f"def {name}():\n    return {number}\n", place)[name]
+    return Exercise(lambda answer: None, par=Par("lines", par, lambda answer: answer())).check(answer).message
+
+
+def row_of(name: str, table: str) -> list[str]:
+    [row] = (line.split() for line in table.splitlines() if name in line.split())
+    return row
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder, in which the notebook runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_best_score_is_kept_in_the_file_and_another_grids_is_measured_by_its_own_par(
+    reader: Path,
+) -> None:
+    place = reader / "cell.py"
+    assert row_of("my_step", scores.say_scores())[2:5] == ["no", "score", "yet"]
+    for number, par, best in ((18, 12, 18), (13, 12, 13), (14, 12, 13), (27, 24, 13), (25, 24, 25)):
+        assert scored(number, par, place) == f"Yours takes {number} lines; par is {par}."
+        assert row_of("my_step", scores.say_scores())[2] == str(best)
+    scored(30_000, 196_608, place, "fewer_bytes")
+    scored(0, 0, place, "surviving_update")  # on one rank, nothing has to be sent
+    scored(1, 2, place, "a_helper")
+    lines = (reader / keep.FILE).read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == [
+        "# score in lesson 09: my_step 25, par 24",
+        "# score in lesson 16: fewer_bytes 30000, par 196608",
+    ]
+    assert "\n".join(lines[2:]) + "\n" == blocks.HEAD
+    assert row_of("fewer_bytes", scores.say_scores())[2:4] == ["30,000", "196,608"]
+
+
+def test_scores_stand_above_the_answers_and_neither_disturbs_the_other(reader: Path) -> None:
+    answer = cell(solutions("05"), reader / "cell.py")["local_range"]
+    keep.keep({"local_range": answer})
+    before = (reader / keep.FILE).read_text(encoding="utf-8")
+    scored(12, 12, reader / "other.py")
+    after = (reader / keep.FILE).read_text(encoding="utf-8")
+    assert after == f"# score in lesson 09: my_step 12, par 12\n{before}"
+    keep.keep({"local_range": answer})
+    assert (reader / keep.FILE).read_text(encoding="utf-8") == after
+    assert list(keep.read_mine().blocks) == ["local_range"]
+    compile(after, keep.FILE, "exec")
+
+
+def test_a_damaged_score_and_a_file_that_is_no_text_are_said_and_left_alone(reader: Path) -> None:
+    path = reader / keep.FILE
+    damaged = "# score in lesson 04: gathered_share few, par 36864\n# mine\n"
+    path.write_text(damaged, encoding="utf-8")
+    scored(12, 12, reader / "cell.py")
+    assert path.read_text(encoding="utf-8").endswith(damaged)
+    said = scores.say_scores()
+    assert row_of("my_step", said)[2] == "12"
+    assert (
+        said.count("a line that is no score. Delete it, or correct it: # score in lesson 04: gathered") == 1
+    )
+    path.write_bytes(b"\xff\xfe\x00")
+    problem = "my_muon.py is not a text in UTF-8; move it away."
+    assert scored(12, 12, reader / "cell.py").endswith(f"This score is not in my_muon.py: {problem}")
+    assert problem.removeprefix("my_muon.py is") in scores.say_scores()
+    assert scores.say_scores().count("no score yet") == len(scores.PARS)
+    assert path.read_bytes() == b"\xff\xfe\x00"
+
+
+def test_the_table_of_scores_has_every_par_of_the_course_and_the_checkers_number() -> None:
+    lesson: Any = {no: import_module(f"muon_tutorial.learn.{series.lesson(no).package}") for no in EXERCISES}
+    exercises = {
+        "step": lesson["02"].write_step(),
+        "ring_reduce_scatter": lesson["03"].check_reduce_scatter(4),
+        "gathered_share": lesson["04"].check_gather(4),
+        "shard_qkv": lesson["07"].qkv_exercise(),
+        "surviving_update": lesson["08"].check_survival(2, 4),
+        "my_step": lesson["09"].step_exercise(2, 2, 0),
+        "redistribute": lesson["11"].all_exercises(2, 2, 0, "gloo")[-1],
+        "assign_by_work": lesson["11"].check_shared_work(lesson["11"].mixed_model(2, 2)),
+        "fewer_bytes": finale.check_fewer(finale.Finale(blocks.REFERENCE, (BEFORE,), ()), 2, 0),
+    }
+    pars = [(name, each.par.number, each.par.unit) for name, each in exercises.items()]
+    assert pars == [(name, par, unit) for name, (_, par, unit) in scores.PARS.items()]
+    headers = [
+        (path.stem[:2], float(number))
+        for path in sources()
+        for number in re.findall(r"^# \*.* · par (\d+) ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert headers == [(number, round(par)) for number, par, _ in scores.PARS.values()]

@@ -16,6 +16,7 @@ from functools import partial
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from .. import my_muon
 from ..pictures.colours import EMPTY, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class Par:
     number: float
     count: Callable[..., float]
 
-    def say(self, *answers: Any) -> str:
-        mine = self.count(*answers)
+    def say(self, mine: float) -> str:
         better = " You are below it!" if mine < self.number else ""
         return f"Yours takes {mine:g} {self.unit}; par is {self.number:g}.{better}"
 
@@ -112,8 +112,8 @@ class Exercise:
 
     A failed try gets the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
     ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
-    to the reader's my_muon.py under the names in ``keeps``, one per answer. An ``optional`` exercise may
-    stay open.
+    to the reader's my_muon.py under the names in ``keeps``, one per answer, and the best score with a par is
+    noted there. An ``optional`` exercise may stay open.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -153,19 +153,18 @@ class Exercise:
             self.accepted = answers[0] if len(answers) == 1 else answers
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
             self.wrong = 0
-            said = (self.praise, self.par.say(*answers) if self.par else "", patience, *self._keep(answers))
+            mine = self.par.count(*answers) if self.par else math.nan
+            par = self.par.say(mine) if self.par else ""
+            said = (self.praise, par, patience, *self._keep(answers, mine))
             return AnswerVerdict(True, " ".join(part for part in said if part), found.picture)
         self.wrong += 1
         hint = self._hint(found)
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
 
-    def _keep(self, answers: Sequence[Any]) -> list[str]:
-        """Write right answers into my_muon.py, and return what to say about it."""
-        if not self.keeps:
-            return []
-        from ..my_muon.keep import keep  # imported here, because most exercises start no ranks
-
-        return [keep(dict(zip(self.keeps, answers, strict=True)))]
+    def _keep(self, answers: Sequence[Any], mine: float) -> list[str]:
+        """Write right answers and their score into my_muon.py, and return what to say about it."""
+        said = [my_muon.keep.keep(dict(zip(self.keeps, answers, strict=True)))] if self.keeps else []
+        return [*said, my_muon.scores.keep_score(answers[0], mine, self.par.number)] if self.par else said
 
     def _hint(self, found: Diagnosis) -> str:
         """The mistake's next hint; without one, the exercise's next hint. The last hint repeats."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...plan.assign import longest_first
@@ -15,7 +16,7 @@ from ...timing.machine import find_machine
 from ..exercises.judge import Exercise, guesses, numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from ..first_muon.exercises import loads_of
-from .on_ranks import run_tokens, tokens_of
+from .on_ranks import answers_of, layer_of, run_tokens, tokens_of
 from .scaling import FLOPS, MACHINE, MODEL, RANKS, TOKENS, TP, UNSEEN, WIDTH, card, seconds_of, step_at
 
 
@@ -219,6 +220,50 @@ def judge_tokens(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
     return None
 
 
+def layer_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
+    """The open exercise: a whole layer of experts, judged by its answers and gradients."""
+    play = partial(run_tokens, dp=dp, tp=tp, backend=backend, back=True)
+    praise = "Every answer is in its token's row, and every gradient is as in one process."
+    return Exercise(judge_on_ranks(play, partial(judge_layer, dp, tp)), (), praise, optional=True)
+
+
+def judge_layer(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
+    """What is wrong with the answers, or else with the gradients, beside one process; None if nothing is."""
+    layers = [layer_of(place, dp) for place in range(dp)]
+    matrices = torch.stack([matrix for *_, matrix in layers])
+    plain = [answers_of(tokens[:, None], matrices[expert_of])[:, 0] for tokens, expert_of, *_ in layers]
+    due = [each * weights[:, None] for each, (_, _, weights, _) in zip(plain, layers, strict=True)]
+    for rank, (found, _) in enumerate(outputs):
+        tokens, expert_of, weights, matrix = layers[rank // tp]
+        right, bare, scale = due[rank // tp], plain[rank // tp], weights[:, None]
+        if not isinstance(found, Tensor) or found.shape != right.shape:
+            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            return f"Rank {rank} must return one row for each of its {len(tokens)} tokens, not {what}."
+        sent, own = expert_of.argsort(stable=True), answers_of(tokens, matrix) * scale
+        turned = "has its answers in the order in which it sent the tokens. The tokens' order is another."
+        known = [
+            (right, ""),
+            (bare, "has the experts' answers, but not times the tokens' weights."),
+            (own, "has asked its own expert about all tokens. Each token must go to its own."),
+            *((each, turned) for each in (right[sent], bare[sent], bare[sent] * scale)),
+        ]
+        other = f"has {found.tolist()}, where {right.tolist()} is right."
+        if wrong := next((said for each, said in known if torch.allclose(found, each)), other):
+            return f"Rank {rank} {wrong}"
+    loss, parts = torch.cat(due).square().sum(), ("expert", "tokens", "weights")
+    grads = [torch.autograd.grad(loss, (of, x, by), retain_graph=True) for x, _, by, of in layers]
+    for rank, (_, mine) in enumerate(outputs):
+        for part, found, right in zip(parts, mine, grads[rank // tp], strict=True):
+            if found is None:
+                end = "autograd records nothing of dist.all_to_all_single. Where does its chain end?"
+                return f"All answers are right, but no gradient reaches the {part} of rank {rank}: {end}"
+            if not torch.allclose(found, right):
+                where = f"the gradient of the {part} of rank {rank} is wrong"
+                return f"All answers are right, but {where}. What travels in backward, and to whom?"
+    return None
+
+
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    limits = most_exercise(), fits_exercise(), experts_exercise(dp, tp, backend)
-    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), *limits
+    on_grid = experts_exercise(dp, tp, backend), layer_exercise(dp, tp, backend)
+    limits = most_exercise(), fits_exercise()
+    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), *limits, *on_grid

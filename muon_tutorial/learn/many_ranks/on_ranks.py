@@ -1,4 +1,4 @@
-"""Lesson 14 on real ranks: each token travels to the rank that has its expert."""
+"""Lesson 14 on real ranks: each token travels to the rank that has its expert, and its answer comes back."""
 
 from __future__ import annotations
 
@@ -25,28 +25,41 @@ def tokens_of(place: int, ranks: int) -> tuple[Tensor, Tensor]:
     return torch.stack((torch.full_like(numbers, place), numbers), 1).float(), (numbers**2 + place) % ranks
 
 
-def to_experts(tokens: Tensor, expert_of: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The reference: the tokens for this rank's expert. All ranks of the group must call."""
-    send = torch.bincount(expert_of, minlength=group.size())
-    take = torch.empty_like(send)
-    dist.all_to_all_single(take, send, group=group)
-    came = tokens.new_empty(int(take.sum()), tokens.shape[1])
-    by_expert = tokens[expert_of.argsort(stable=True)]
-    dist.all_to_all_single(came, by_expert, take.tolist(), send.tolist(), group=group)
-    return came
+def layer_of(place: int, ranks: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A place's tokens, the expert and the weight of each, and the matrix of the place's own expert."""
+    tokens, expert_of = tokens_of(place, ranks)
+    weights, matrix = 1 + torch.arange(len(tokens)) / 2, torch.tensor([[1.0, place], [2.0, -1.0]])
+    return tokens.requires_grad_(), expert_of, weights.requires_grad_(), matrix.requires_grad_()
 
 
-def run_tokens(function: Callable[..., Any], dp: int, tp: int, backend: str = "gloo") -> list[Any]:
-    """What ``function(tokens, expert_of, group)`` returns on each rank; each dp group has dp experts."""
-    asked: dict[str, Any] = {"args": (function, dp, tp), "backend": backend}
-    return launch(_send_tokens, dp * tp, **asked, output="quiet", timeout=10.0)
+def answers_of(tokens: Tensor, matrix: Tensor) -> Tensor:
+    """What an expert with this matrix makes of its tokens, one in each row."""
+    return (tokens @ matrix).square()
 
 
-def _send_tokens(rank: int, function: Callable[..., Any], dp: int, tp: int) -> Any:
+def run_tokens(
+    function: Callable[..., Any], dp: int, tp: int, backend: str = "gloo", back: bool = False
+) -> list[Any]:
+    """What ``function(tokens, expert_of, group)`` returns on each rank; each dp group has dp experts.
+
+    ``back``: also the way back. The function gets weights and the expert, too, and gradients are returned.
+    """
+    asked: dict[str, Any] = {"args": (function, dp, tp, back), "backend": backend}
+    return launch(_send_tokens, dp * tp, **asked, timeout=10.0)
+
+
+def _send_tokens(rank: int, function: Callable[..., Any], dp: int, tp: int, back: bool) -> Any:
     group = build_mesh({"dp": dp, "tp": tp}).get_group("dp")
     others = watching(_refuse_tokens, "all_gather", "all_gather_into_tensor", "all_reduce", "broadcast")
     with watching(partial(_check_splits, group), "all_to_all_single"), others:
-        return function(*tokens_of(group.rank(), dp), group)
+        if not back:
+            return function(*tokens_of(group.rank(), dp), group)
+        tokens, expert_of, weights, matrix = layer_of(group.rank(), dp)
+        found = function(tokens, expert_of, weights, partial(answers_of, matrix=matrix), group)
+        can = isinstance(found, Tensor) and found.requires_grad and found.shape == tokens.shape
+        if all(gather_objects(can, group)):  # otherwise some ranks would wait in backward for the others
+            found.square().sum().backward()
+    return getattr(found, "data", found), [each.grad for each in (matrix, tokens, weights)]
 
 
 def _refuse_tokens(call: Callable[..., Any], *given: Any, **named: Any) -> Any:

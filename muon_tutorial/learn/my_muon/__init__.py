@@ -2,4 +2,4 @@
 
 from .. import names_in
 
-__getattr__, __dir__ = names_in(__name__, "keep", "blocks", "on_ranks", "finale")
+__getattr__, __dir__ = names_in(__name__, "keep", "blocks", "on_ranks", "finale", "scores")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -110,21 +110,30 @@ def best_grids(finale: Finale) -> dict[str, tuple[int, int]]:
 
 def check_fewer(finale: Finale, steps: int, seed: int) -> Exercise:
     """The exercise with a score: the same bits on 2 × 2, and fewer bytes from the rank that sends most."""
-    most = [before := next(sum(run.sent.values()) for run in finale.runs if run.grid == (2, 2))]
+    before = next(run.sent for run in finale.runs if run.grid == (2, 2))
+    most = [due := sum(before.values())]
 
     def play(change: Any) -> list[Any]:
         arguments = (str(finale.file), change, steps, seed)
-        return launch(training.count_bytes, RANKS, args=arguments, output="quiet", timeout=30.0)
+        return launch(training.count_bytes, RANKS, args=arguments, max_lines=40, timeout=30.0)
 
     def judge(found: list[Any]) -> str | None:
         if wrong := next((said for said in found if isinstance(said, str)), None):
             return f"{wrong[0].upper()}{wrong[1:]}."
-        most[0] = max(found)
-        said = f"The bits are right, but a rank sends {most[0]:,} bytes, and it was {before:,} before."
-        return said if most[0] >= before else None
+        now = max(found, key=lambda sent: sum(sent.values()))
+        most[0], phases = sum(now.values()), _say_phases(before, now)
+        exercise.praise = f"The bits are right. {phases}"
+        said = f"The bits are right, but a rank sends {most[0]:,} bytes, and it was {due:,} before. {phases}"
+        return said if most[0] >= due else None
 
-    par = Par("bytes", 196_608, lambda _: most[0])
-    return Exercise(judge_on_ranks(play, judge), praise="The bits are right.", par=par)
+    exercise = Exercise(judge_on_ranks(play, judge), par=Par("bytes", 196_608, lambda _: most[0]))
+    return exercise
+
+
+def _say_phases(before: Mapping[int, int], now: Mapping[int, int]) -> str:
+    """What a rank sends in each phase, before and now."""
+    phases = ((PHASES.get(n, f"phase {n}"), before.get(n, 0), now.get(n, 0)) for n in sorted({*before, *now}))
+    return f"Bytes, before → now: {'; '.join(f'{name} {old:,} → {new:,}' for name, old, new in phases)}."
 
 
 def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[str]:

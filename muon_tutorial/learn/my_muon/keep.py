@@ -67,20 +67,22 @@ def keep(answers: Mapping[str, Any], folder: Path | None = None) -> str:
         found = {n: KeptBlock(lessons[n].lesson, n, source_with_helpers(n, f)) for n, f in answers.items()}
         if wrong := next(filter(None, map(problem_of, found.values())), None) or try_on_ranks(found):
             raise NotKeptError(wrong)
-        _write(path, reduce(with_block, found.values(), _read(path)))
+        write_text(path, reduce(with_block, found.values(), read_text(path)))
     except (NotKeptError, BrokenFileError, OSError) as error:
         return f"{who} not in {FILE} yet: {str(error).rstrip('.')}."
     return f"{who} in {FILE} now."
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The reader's file, empty if there is none; raises NotKeptError if it is no text."""
     try:
         return path.read_text(encoding="utf-8") if path.exists() else ""
     except UnicodeDecodeError:
         raise NotKeptError(f"{FILE} is not a text in UTF-8; move it away") from None
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole, or leave it as it was."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -167,7 +169,7 @@ def _line_for(name: str, value: Any) -> str:
 def read_mine(folder: Path | None = None) -> MyMuon:
     """Read the reader's file; never raises an error, whatever it contains."""
     try:
-        every = blocks.blocks_of(_read((folder or Path.cwd()) / FILE)).items()
+        every = blocks.blocks_of(read_text((folder or Path.cwd()) / FILE)).items()
         found = {name: block for name, block in every if name in reference()[1]}
     except (BrokenFileError, NotKeptError, OSError) as error:
         return MyMuon({}, (str(error),))
@@ -209,5 +211,5 @@ def lines_of(*texts: str) -> int:
 def complete(folder: Path | None = None) -> Path:
     """Write ``my_muon_complete.py`` next to the reader's file: its blocks, completed by the reference."""
     path = (folder or Path.cwd()) / "my_muon_complete.py"
-    _write(path, completed(read_mine(folder).blocks))
+    write_text(path, completed(read_mine(folder).blocks))
     return path
