@@ -79,7 +79,13 @@ LESSONS = tuple(
 READING = {no: f"[{name}](https://{address})" for no, name, address in rows(FOLDER / "reading.txt")}
 """What to read after each lesson, by its number. ``docs/reading.md`` says why, and names more."""
 
-BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one_page": ("16", 240)}
+BUILDS = {
+    "ring": ("03", 75),
+    "context": ("07", 150),
+    "zero3": ("11", 150),
+    "pipeline": ("12", 60),
+    "one_page": ("16", 240),
+}
 """The builds without a stub, by the file that they make: the lesson, and about how many minutes."""
 
 PATHS = (
@@ -108,10 +114,10 @@ PATHS = (
     ),
     CoursePath(
         "From a blank file",
-        ("03", "11", "12", "16"),
-        "No stubs. Write a ring's collectives (03), ZeRO-3 on your ring (11), a pipeline (12) and the whole"
-        " optimizer (16), each in an empty file, until its test passes. The last test joins them. You need"
-        " what 00, 04, 05, 06, 07 and 09 teach.",
+        ("03", "07", "11", "12", "16"),
+        "No stubs. Write a ring's collectives (03), attention with keys that travel (07), ZeRO-3 on your ring"
+        " (11), a pipeline (12) and the whole optimizer (16), each in an empty file, until its test passes."
+        " The last test joins ring, ZeRO-3 and optimizer. You need what 00, 04, 05, 06 and 09 teach.",
         and_then=sum(minutes for _, minutes in BUILDS.values()),
     ),
     CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
