@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ WRONG = {
     "context: scores of keys that no token may see": (
         "rows, columns = sees.any(1), sees.any(0)",
         "rows, columns = sees.any(1) | True, sees.any(0) | True",
-        "rank 0 multiplies for 2.0 pairs of blocks, and 1 would do",
+        "rank 0 multiplies for 2.0 pairs of blocks, not 1",
     ),
     "context: keys of all ranks, gathered": (
         "        block, out = torch.stack((k, v)), torch.zeros_like(q)\n",
@@ -161,7 +162,7 @@ WRONG = {
     "context: blocks that go home in forward": (
         "        ctx.where = rank",
         "        pass_on(block, rank, ranks)\n        ctx.where = rank",
-        "sends 2.0 blocks of k and v; 1 would do",
+        "sends 2.0 blocks of k and v, and 1 would do",
     ),
     "context: gradients of keys that stay with the last rank": (
         "*pass_on(d_block, rank, ranks)",
@@ -176,7 +177,7 @@ WRONG = {
     "context: positions in order": (
         "torch.cat((pieces[rank], pieces[-1 - rank]))",
         "torch.cat((pieces[2 * rank], pieces[2 * rank + 1]))",
-        "rank 1 multiplies for 2.0 pairs of blocks, and 1.5 would do",
+        "rank 1 multiplies for 2.0 pairs of blocks, not 1.5",
     ),
     "one_page: gradients of one dp rank alone": (
         "dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)",
@@ -209,7 +210,7 @@ WRONG = {
 }
 
 
-RIGHT = {
+RIGHT: dict[str, tuple[Any, ...]] = {
     "tensors by name, and one message between two ranks": (
         "ring",
         ("isend(x, (rank + 1) % ranks)", "isend(dst=(rank + 1) % ranks, tensor=x)"),

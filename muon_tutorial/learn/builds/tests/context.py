@@ -36,35 +36,19 @@ def same(rank, name, found, right):
     assert off.max() < 1e-9, f"rank {rank}, head {h}, its token {i}: {name} {j} is {numbers}"
 
 
-def attend(rank, ranks, causal, most, place=in_order):
+def attend(rank, ranks, causal=True, pairs=None, blocks=None, backward=False, place=in_order):
+    """Compare with torch, also the work: ``pairs`` of blocks multiplied, ``blocks`` of k and v sent."""
     import context  # yours: attention, positions
 
-    given, (right, *_), _ = cut(rank, ranks, causal, place)
-    with FlopCounterMode(display=False) as work:
-        out = context.attention(*given)
-    same(rank, "the weight of token", out, right)
-    pairs = work.get_total_flops() / (4 * TOKENS * given[0].numel())
-    assert pairs <= most, f"rank {rank} multiplies for {pairs} pairs of blocks, and {most} would do"
-
-
-def the_softmax_of_the_whole(rank, ranks):
-    attend(rank, ranks, False, ranks)
-
-
-def no_token_looks_ahead_and_no_rank_multiplies_in_vain(rank, ranks):
-    attend(rank, ranks, True, rank + 1)
-    return f"(pairs of blocks on each rank: {list(range(1, ranks + 1))})"
-
-
-def watched(rank, ranks, causal, blocks, backward):
-    """Attention may send so many blocks around the ring, and hold keys of two other ranks at once."""
-    import context
-
+    given, (right, *gradients, factors), marks = cut(rank, ranks, causal, place)
     torch.use_deterministic_algorithms(True, warn_only=True)  # clears new memory, where old keys may stand
-    given, (_, *right, factors), marks = cut(rank, ranks, causal)
 
     def work():
-        out = context.attention(*given)
+        with FlopCounterMode(display=False) as counter:
+            out = context.attention(*given)
+        same(rank, "the weight of token", out, right)
+        found = counter.get_total_flops() / (4 * TOKENS * given[0].numel())
+        assert found <= (pairs or ranks), f"rank {rank} multiplies for {found} pairs of blocks, not {pairs}"
         if backward:
             out.backward(factors)
 
@@ -73,28 +57,39 @@ def watched(rank, ranks, causal, blocks, backward):
         found = [of for of in range(ranks) if any((it == marks[of]).any() for it in tensors)]
         assert len({*found, rank}) <= 3, f"rank {rank} holds keys of ranks {found} at once"
 
+    if not blocks:
+        return work()
     sent = builds.messages(work, held)
-    found, block = sum(entries for to, entries in sent), 2 * given[0].numel()
+    found = sum(entries for to, entries in sent) / (2 * given[0].numel())
     assert all(to == (rank + 1) % ranks for to, entries in sent), f"rank {rank} sends past the next rank"
-    assert found <= blocks * block, f"rank {rank} sends {found / block} blocks of k and v; {blocks} would do"
-    for name, x, its in zip("qkv" * backward, given, right):
+    assert found <= blocks, f"rank {rank} sends {found} blocks of k and v, and {blocks} would do"
+    for name, x, its in zip("qkv" * backward, given, gradients):
         same(rank, f"{name}'s gradient in column", x.grad, its)
-    return f"({blocks} blocks, {blocks * block * 8:,} bytes from each rank)"
+    return f"({blocks} blocks, {blocks * 16 * given[0].numel():,} bytes from each rank)"
+
+
+def the_softmax_of_the_whole(rank, ranks):
+    attend(rank, ranks, causal=False)
+
+
+def no_token_looks_ahead_and_no_rank_multiplies_in_vain(rank, ranks):
+    attend(rank, ranks, pairs=rank + 1)
+    return f"(pairs of blocks on each rank: {list(range(1, ranks + 1))})"
 
 
 def keys_travel_and_no_rank_keeps_them(rank, ranks):
-    return watched(rank, ranks, False, ranks - 1, backward=False)
+    return attend(rank, ranks, causal=False, blocks=ranks - 1)
 
 
 def gradients_come_home(rank, ranks):
-    watched(rank, ranks, False, 3 * ranks - 2, backward=True)
-    return watched(rank, ranks, True, 3 * ranks - 2, backward=True)
+    attend(rank, ranks, causal=False, blocks=3 * ranks - 2, backward=True)
+    return attend(rank, ranks, blocks=3 * ranks - 2, backward=True)
 
 
 def each_rank_multiplies_equally_much(rank, ranks):
     import context
 
-    attend(rank, ranks, True, (ranks + 1) / 2, context.positions)
+    attend(rank, ranks, pairs=(ranks + 1) / 2, place=context.positions)
     return f"(pairs of blocks on each rank: {[(ranks + 1) / 2] * ranks})"
 
 
