@@ -231,7 +231,7 @@ def test_the_package_keeps_its_floors() -> None:
 def test_the_package_names_its_own_modules_relatively() -> None:
     """Internal imports should have one form. ``__main__`` may differ, because only it may be run as a file.
 
-    zero3.py and the builds' tests differ because readers have such files.
+    context.py, zero3.py and the builds' tests differ because readers have such files.
     """
     found = {
         module.name
@@ -241,8 +241,11 @@ def test_the_package_names_its_own_modules_relatively() -> None:
     }
     assert {name for name in found if is_in(name, PACKAGE)} == {
         f"{PACKAGE}.__main__",
-        f"{PACKAGE}.learn.builds.reference.zero3",
-        *(f"{PACKAGE}.learn.builds.tests.{build}" for build in ("one_page", "pipeline", "ring", "zero3")),
+        *(f"{PACKAGE}.learn.builds.reference.{build}" for build in ("context", "zero3")),
+        *(
+            f"{PACKAGE}.learn.builds.tests.{build}"
+            for build in ("context", "one_page", "pipeline", "ring", "zero3")
+        ),
     }
 
 

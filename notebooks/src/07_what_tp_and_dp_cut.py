@@ -443,6 +443,55 @@ tokens.check(both_layers_sp)
 # </details>
 
 # %% [markdown]
+# <details><summary>A build of two and a half hours, without a stub: context parallelism</summary>
+#
+# Context parallelism (cp) cuts long sequences. Its ranks hold the same weights and different tokens, so to Muon cp is
+# more dp: gradients are averaged over dp × cp, and ZeRO-1 may cut its buffer over both (`cp_pg` in
+# `help(muon_tutorial.create_processgroup_config)`).
+#
+# Beside your `ring.py`, `python -m muon_tutorial.learn.builds context` writes `test_context.py`. Write `context.py`
+# until it is green.
+#
+# 1. `attention(q, k, v, rank, ranks)` gets a rank's tokens (heads × tokens × width) and returns what torch's
+#    `scaled_dot_product_attention` gives them in the whole sequence.
+# 2. A sixth argument, `at`, makes it causal: `at[r]` has the positions of rank r's tokens. Skip what no token may see.
+# 3. Keys travel on your ring; a rank never holds those of more than two others.
+# 4. `backward` works, too, with the same limit.
+# 5. `positions(rank, ranks, tokens)` chooses tokens so that causal work is even.
+#
+# </details>
+#
+# <details><summary>A hint for the build: a softmax, block by block</summary>
+#
+# For each query, keep the largest score so far, and the sum of exp(score − largest). When a block brings a larger
+# score, what must happen to this sum, and to the output so far?
+#
+# </details>
+#
+# <details><summary>A hint for the build: gradients</summary>
+#
+# Write a `torch.autograd.Function`. If you keep each query's denominator, backward can compute any block's weights
+# again. The gradient of a score is its weight times (d_out · v − d_out · out). Every rank adds a term to the gradient
+# of a key: where should the sum be when the next rank adds its own, and where when all have?
+#
+# </details>
+#
+# <details><summary>A solution of the build, and why it is so</summary>
+#
+# It is `muon_tutorial/learn/builds/reference/context.py`. It keeps the logarithm of the denominator, and `logaddexp`
+# does the work of the largest score. It is tempting to average the softmaxes of all blocks, but a block counts as
+# much as its part of the denominator. It is also tempting to write a send that autograd can differentiate: then every
+# block that came by waits for backward, and each rank holds all keys again. Here forward sends P − 1 blocks. In
+# backward they travel once more, and their gradients go one rank further, home: 3P − 2 in all.
+#
+# With tokens in order, the last rank multiplies P pairs of blocks and rank 0 only one. Cut the sequence into 2P pieces
+# and give rank r pieces r and 2P − 1 − r, an early and a late one: then every rank multiplies (P + 1) / 2. [Llama
+# 3](https://arxiv.org/abs/2407.21783) cuts its sequences like this, but gathers all keys at once, because its keys have
+# far fewer heads than its queries.
+#
+# </details>
+
+# %% [markdown]
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,58 @@ WRONG = {
         "    dist.recv(x, source)\n    dist.isend(x, source, tag=1)\n",
         "messages, and not",
     ),
+    "context: the softmax of each block, averaged": (
+        "out[:, rows] = out[:, rows] * (before - now).exp() + came",
+        "out[:, rows] += scores.softmax(-1) @ block[1][:, columns] / ranks",
+        "weight of token",
+    ),
+    "context: no running maximum": (
+        "torch.logaddexp(before, scores.logsumexp(-1, keepdim=True))",
+        "(before.exp() + scores.exp().sum(-1, keepdim=True)).log()",
+        "weight of token",
+    ),
+    "context: positions of a block, and not of the sequence": (
+        "at[rank][:, None] >= at[source]",
+        "torch.arange(q.shape[1])[:, None] >= torch.arange(k.shape[1])",
+        "weight of token 4 is .*, and 0 is right",
+    ),
+    "context: scores of keys that no token may see": (
+        "rows, columns = sees.any(1), sees.any(0)",
+        "rows, columns = sees.any(1) | True, sees.any(0) | True",
+        "rank 0 multiplies for 2.0 pairs of blocks, not 1",
+    ),
+    "context: keys of all ranks, gathered": (
+        "        block, out = torch.stack((k, v)), torch.zeros_like(q)\n",
+        "        block, out = torch.stack((k, v)), torch.zeros_like(q)\n"
+        "        torch.distributed.all_gather([torch.zeros_like(k) for _ in range(ranks)], k.contiguous())\n",
+        "all_gather is called",
+    ),
+    "context: keys of all ranks, kept": (
+        "            block = pass_on(block, rank, ranks) if turn else block\n",
+        "            block = pass_on(block, rank, ranks) if turn else block\n"
+        "            ctx.kept = [*getattr(ctx, 'kept', ()), block]\n",
+        r"rank . holds keys of ranks \[.*\] at once",
+    ),
+    "context: blocks that go home in forward": (
+        "        ctx.where = rank",
+        "        pass_on(block, rank, ranks)\n        ctx.where = rank",
+        "sends 2.0 blocks of k and v, and 1 would do",
+    ),
+    "context: gradients of keys that stay with the last rank": (
+        "*pass_on(d_block, rank, ranks)",
+        "*d_block",
+        "k's gradient in column",
+    ),
+    "context: gradients of keys from this rank's tokens alone": (
+        "block, d_block = pass_on(block, rank, ranks), pass_on(d_block, rank, ranks)",
+        "block = pass_on(block, rank, ranks)",
+        "k's gradient in column",
+    ),
+    "context: positions in order": (
+        "torch.cat((pieces[rank], pieces[-1 - rank]))",
+        "torch.cat((pieces[2 * rank], pieces[2 * rank + 1]))",
+        "rank 1 multiplies for 2.0 pairs of blocks, not 1.5",
+    ),
     "one_page: gradients of one dp rank alone": (
         "dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)",
         "grad.copy_(self.grads[self.slice])",
@@ -157,7 +210,7 @@ WRONG = {
 }
 
 
-RIGHT = {
+RIGHT: dict[str, tuple[Any, ...]] = {
     "tensors by name, and one message between two ranks": (
         "ring",
         ("isend(x, (rank + 1) % ranks)", "isend(dst=(rank + 1) % ranks, tensor=x)"),
@@ -165,6 +218,13 @@ RIGHT = {
             "    return all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)",
             "    if ranks > 2:\n        return all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)\n"
             "    return list(torch.stack(pieces) + pass_on(torch.stack(pieces), rank, ranks))",
+        ),
+    ),
+    "keys and values in messages of their own": (
+        "context",
+        (
+            "block = pass_on(block, rank, ranks) if",
+            "block = torch.stack([pass_on(x, rank, ranks) for x in block]) if",
         ),
     ),
     "ranks by name, and an input that needs a gradient": (
@@ -274,7 +334,7 @@ def test_grades_are_points_of_right_answers_and_green_stages(
     main([str(tmp_path / name) for name in hand_ins])
     said = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if not line.startswith(" ")}
-    assert rows["right"] == ["4", "12", "0", "0", "0", "16"]
-    assert rows["empty"] == ["0"] * 6
-    assert rows["wrong"] == ["2", "0", "0", "0", "0", "2"]
+    assert rows["right"] == ["4", "12", "0", "0", "0", "0", "16"]
+    assert rows["empty"] == ["0"] * 7
+    assert rows["wrong"] == ["2", "0", "0", "0", "0", "0", "2"]
     assert re.search(r"^    newton_schulz: .*\n    ring: .*all_gather", said, re.MULTILINE)

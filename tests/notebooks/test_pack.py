@@ -231,13 +231,13 @@ def test_a_students_copy_has_no_solution_and_its_builds_are_still_completed(
             assert mine.source.count("<details>") == mine.source.count("</details>")
             folds += changed
             stubs += "stub" in mine.metadata.get("tags", ())
-    assert folds == 4 + 3  # builds and open tasks
+    assert folds == 5 + 3  # builds and open tasks
     assert stubs > 100
     encoded = pack.with_encoded_references(wheel)
     files = zipfile.ZipFile(io.BytesIO(encoded))
     assert files.namelist() == names_in(wheel)
     hidden = [name for name in files.namelist() if name.startswith(pack.REFERENCES) and "__" not in name]
-    assert len(hidden) == 3
+    assert len(hidden) == 4
     assert all(b"def " not in files.read(name) for name in hidden)
     (tmp_path / "pipeline.py").write_text("step = 'mine'\n")
     names = "print(builds.ring.all_reduce.__name__, builds.pipeline.step, 'own' in builds.__file__)"

@@ -26,6 +26,7 @@ NAMES = {
     "ring": ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"),
     "zero3": ("shard", "whole"),
     "pipeline": ("step",),
+    "context": ("attention", "positions"),
 }
 """What each build must define."""
 _COLLECTIVE = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|batch_")
@@ -83,11 +84,15 @@ def run(*stages: Callable[[int, int], Any], ranks: Sequence[int] = (2, 3), uses:
         on_green()
 
 
-def messages(work: Callable[[], object]) -> list[tuple[int | None, int]]:
-    """Call ``work`` on a rank; return its messages: to which rank, how many entries. Collectives raise."""
-    sent: list[tuple[int | None, int]] = []
+def messages(work: Callable[[], object], before: Callable[[], object] = bool) -> list[tuple[Any, int]]:
+    """Call ``work`` on a rank; return its messages: to which rank, how many entries. Collectives raise.
+
+    ``before`` is called before each message.
+    """
+    sent: list[tuple[Any, int]] = []
 
     def see(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        before()
         given = inspect.signature(call).bind(*args, **named).arguments
         to = given.get("dst")
         sent.append((given.get("group_dst") if to is None else to, given["tensor"].numel()))

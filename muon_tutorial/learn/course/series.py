@@ -77,7 +77,13 @@ LESSONS = tuple(
 READING = {no: f"[{name}](https://{address})" for no, name, address in rows(FOLDER / "reading.txt")}
 """What to read after each lesson, by its number. ``docs/reading.md`` says why, and names more."""
 
-BUILDS = {"ring": ("03", 75), "zero3": ("11", 150), "pipeline": ("12", 60), "one_page": ("16", 240)}
+BUILDS = {
+    "ring": ("03", 75),
+    "context": ("07", 150),
+    "zero3": ("11", 150),
+    "pipeline": ("12", 60),
+    "one_page": ("16", 240),
+}
 """The builds without a stub, by the file that they make: the lesson, and about how many minutes."""
 
 PATHS = tuple(
