@@ -89,17 +89,15 @@ def check_fair_shares() -> Exercise:
     def work(costs: Sequence[float], ranks: int) -> float:
         return max(sum(costs[rank::ranks]) for rank in range(ranks))
 
+    def over_least(costs: Sequence[float], ranks: int) -> float:
+        return work(costs, ranks) / (min(sum(costs[rank::ranks]) for rank in range(ranks)) or 1e-9)
+
+    one = "That is the costliest matrix. Add up the costs of each rank's matrices: which sum is largest?"
     slips = (
         ("That is the work itself. Divide it by a fair share.", work),
-        (
-            "Divide by a fair share, not by the least work of a rank.",
-            lambda costs, n: work(costs, n) / (min(sum(costs[rank::n]) for rank in range(n)) or 1e-9),
-        ),
+        ("Divide by a fair share, not by the least work of a rank.", over_least),
         ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
-        (
-            "That is the costliest matrix. Add up the costs of each rank's matrices: which sum is largest?",
-            lambda c, n: max(c) * n / sum(c),
-        ),
+        (one, lambda costs, ranks: max(costs) * ranks / sum(costs)),
         ("That is longest first. Here matrices are dealt out round robin.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
@@ -176,13 +174,9 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
     if run.after(rank)[first] == 0:
         if run.found(owner).get(place.name) != place.start:
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
-        if rank == owner:
-            said = "put its update there: does the collective add up the buffers?"
-            return f"It is zero there. Rank {rank} {said}"
-        return (
-            f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. "
-            "Which call adds up the buffers?"
-        )
+        said = f"has the update, but rank {rank} never got it. Which call adds up the buffers?"
+        said = "put its update there: does the collective add up the buffers?" if rank == owner else said
+        return f"It is zero there. Rank {owner} {said}"
     if run.filled(owner)[first] == right[first]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
@@ -300,11 +294,8 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )
-    praise = (
-        "Whatever is missing, every other update is in its place, on every rank. You have repaired a bug "
-        "that raises no error."
-    )
-    return Exercise(judge, hints, praise)
+    praise = "Whatever is missing, every other update is in its place, on every rank."
+    return Exercise(judge, hints, f"{praise} You have repaired a bug that raises no error.")
 
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:

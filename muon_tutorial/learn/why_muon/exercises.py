@@ -23,6 +23,7 @@ from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY = 0.02, 0.1
 WholeStep = Callable[..., object]
+_CHANGED = "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
 
 
 def outcome(race: Race) -> dict[str, Any]:
@@ -151,8 +152,7 @@ def _update_of(function: SVDUpdate, G: Tensor, buffer: Tensor) -> Tensor:
     if value is None:
         raise MistakeError("The function returns nothing. Is there a return?")
     if not torch.equal(given, G):
-        changed = "lerp makes a new matrix; lerp_ is for the buffer."
-        raise MistakeError(f"The function has changed G itself. {changed}")
+        raise MistakeError(_CHANGED)
     if not isinstance(value, Tensor):
         raise MistakeError(f"The function must return a matrix; it returned {type(value).__name__}.")
     if value.shape != G.shape:
@@ -287,20 +287,15 @@ def write_step() -> Exercise:
                     usual = more == [MOMENTUM, DECAY]
                     return wrong if usual else "Right for 0.95 and 0.1 only: use momentum and weight_decay."
                 if not torch.equal(given, G):
-                    return (
-                        "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
-                    )
+                    return _CHANGED
         return None
 
     hints = (
         "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. You have written the first two.",
         "The last two lines: W.mul_(1 - lr * weight_decay), then W.add_(update, alpha=-lr * factor).",
     )
-    praise = (
-        "You have written Muon. Step after step it gives the bits of torch.optim.Muon, for tall, wide and "
-        "square matrices."
-    )
-    return Exercise(judge, hints, praise)
+    praise = "Step after step it gives the bits of torch.optim.Muon, for tall, wide and square matrices."
+    return Exercise(judge, hints, f"You have written Muon. {praise}")
 
 
 _Pair = tuple[Tensor, Tensor]
