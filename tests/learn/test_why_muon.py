@@ -60,7 +60,7 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
 ADD = "W.add_(update, alpha=-lr * factor)"
 WHOLE_STEPS: list[tuple[Callable[..., object], str]] = [
     (why_muon.muon_step, PASSES),
-    *((slipped(*changes), what) for what, _, *changes in SLIPS),
+    *((slipped(*changes), what) for what, (_, *changes) in SLIPS.items()),
     (slipped(("buffer.lerp_(G, 1 - momentum)", "buffer.mul_(momentum).add_(G)")), "sum of gradients"),
     (slipped(("W.mul_(1 - lr * weight_decay)", "pass"), (ADD, "W = W - lr * update")), "W has not changed"),
     (lambda W, G, buffer, lr, *more: W.mul_(2), "The buffer has not changed"),

@@ -22,7 +22,7 @@ from muon_tutorial.learn.shards_alone import cuts
 from muon_tutorial.learn.the_mirror import on_ranks
 from muon_tutorial.learn.the_mirror.network import Network
 from muon_tutorial.learn.the_mirror.recording import PHASES, assemble
-from muon_tutorial.learn.zero1_buffer.ranges import locate
+from muon_tutorial.learn.zero1_buffer.on_ranks import locate
 from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens

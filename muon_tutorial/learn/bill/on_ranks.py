@@ -11,12 +11,9 @@ from ... import LiveWorld, build_mesh
 from ..the_mirror.on_ranks import count_step, parameters_on, plan_of
 from .costs import BUILDERS, StepBill, holders, rows_of
 
-Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
-
 
 def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, StepBill]:
     """Count a step of the package's Muon with each strategy, on this rank. All ranks must call."""
-    torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     bills = {}
     for name, build in BUILDERS.items():
@@ -30,9 +27,8 @@ Fetched = tuple[int, bool | None]
 """Bytes that a rank sent for one matrix, and whether it then held all of it (None if it had no work)."""
 
 
-def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
+def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Callable[..., Sequence[int]]) -> Fetched:
     """Gather the shared matrix with sizes from ``sends(matrix, length, place, dp)``. All ranks must call."""
-    torch.set_num_threads(1)
     world, plan = LiveWorld(build_mesh({"dp": dp, "tp": tp})), plan_of(dp, tp)
     total = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
     whole = torch.randn(total, generator=torch.Generator().manual_seed(seed)).bfloat16()

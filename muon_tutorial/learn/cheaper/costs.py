@@ -124,12 +124,10 @@ def say_turns(break_even: Callable[[float, float, float, float], float], times: 
     lines = [f"Tokens per step from which Muon leads (all fp32; AdamW takes {times} × as many steps):"]
     lines += [f"{'':10}" + "".join(f"{say_bandwidth(link):>12}" for link in LINKS.values())]
     for strategy in STRATEGIES:
-        cells = ""
-        for link in LINKS.values():
-            at = Setting(strategy=strategy)
-            turn = break_even(forward, at.adamw.seconds_at(link), at.muon.seconds_at(link), times)
-            cells += f"{turn:12,.0f}"
-        lines.append(f"{strategy:10}{cells}")
+        steps = Setting(strategy=strategy)
+        pairs = ((steps.adamw.seconds_at(link), steps.muon.seconds_at(link)) for link in LINKS.values())
+        turns = (break_even(forward, *pair, times) for pair in pairs)
+        lines.append(f"{strategy:10}" + "".join(f"{turn:12,.0f}" for turn in turns))
     return "\n".join(lines)
 
 

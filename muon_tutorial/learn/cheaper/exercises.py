@@ -266,13 +266,11 @@ def break_even(forward: float, adamw: float, muon: float, times: float) -> float
 def turning_exercise() -> Exercise:
     """The exercise: how many tokens a step needs for Muon to lead, if AdamW takes more steps."""
     cases = [(3, 20, 70, 1.25), (1, 10, 30, 2), (2, 40, 30, 1.5), (2, 20, 30, 1), (2, 40, 30, 1)]
+    leads = "If Muon's step takes no longer than `times` steps of AdamW, it leads with any batch."
     slips = (
         ("AdamW's own step is taken `times` times, too.", _turn(lambda f, a, m, x: (m - a) / (f * (x - 1)))),
         ("Muon has forward and backward in its step, too.", _turn(lambda f, a, m, x: (m - x * a) / (f * x))),
-        (
-            "If Muon's step takes no longer than `times` steps of AdamW, it leads with any batch.",
-            _turn(lambda f, a, m, x: (m - x * a) / (f * (x - 1))),
-        ),
+        (leads, _turn(lambda f, a, m, x: (m - x * a) / (f * (x - 1)))),
     )
     praise = "The more tokens a step has, the less Muon's longer step counts."
     say = "forward={}, adamw={}, muon={}, times={}"

@@ -16,7 +16,6 @@ SIDE = 1024
 
 def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:
     """Take steps of ``round_robin`` and record all but the first. Rank 0's matrix is by far the largest."""
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
     params = [(f"matrix {i}", torch.nn.Parameter(torch.randn(side, side))) for i, side in enumerate(sides)]

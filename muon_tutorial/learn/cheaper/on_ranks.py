@@ -81,7 +81,6 @@ def walk_adamw(step: StepOfAdamW, at: Coordinate, dtype: torch.dtype, seed: int)
 
 def step_to_profile(dp: int, tp: int, seed: int, step: StepOfAdamW) -> Callable[[], Any]:
     """A function that takes one AdamW step on this rank. All ranks must call this, and then the result."""
-    torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return lambda: world.run(walk_adamw(step, world.at, torch.float32, seed))
 
@@ -114,7 +113,6 @@ def sent_along_dp(entries: Sequence[LedgerEntry]) -> SentBytes:
 
 def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, SentBytes]]:
     """Bytes sent in a step of AdamW and of each strategy of Muon, in both dtypes. All ranks must call."""
-    torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}
 
@@ -139,14 +137,13 @@ def _count_walk(world: LiveWorld, walk: Walk) -> SentBytes:
 
 def mean_of_group(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, SentBytes]]:
     """The bytes that a rank of the first dp group sent on average."""
-    group, found = counted[::tp], dict[str, dict[str, SentBytes]]()
-    for dtype, names in group[0].items():
-        found[dtype] = {}
-        for name in names:
-            sent = [each[dtype][name] for each in group]
-            ring, gloo = (sum(each) // len(group) for each in zip(*map(astuple, sent), strict=True))
-            found[dtype][name] = SentBytes(ring, gloo)
-    return found
+    group = counted[::tp]
+
+    def mean(dtype: str, name: str) -> SentBytes:
+        sent = (astuple(each[dtype][name]) for each in group)
+        return SentBytes(*(sum(each) // len(group) for each in zip(*sent, strict=True)))
+
+    return {dtype: {name: mean(dtype, name) for name in names} for dtype, names in group[0].items()}
 
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:

@@ -143,16 +143,14 @@ def _why_not_y(run: LayersRun, rank: int, tp: int, output: Tensor) -> str:
     everybody, others = run.own(rank, torch.stack(alone).sum(0)), alone[rank // tp].chunk(run.parts)
     own = "this is only its own part of every sum. The parts of the other ranks in its tp group are missing."
     late = "the relu comes after the sum. It belongs on the hidden features."
+    of_others = "these are the outputs of another rank's tokens."
     all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
     return why(
         (torch.equal(output, torch.relu(x @ up.T) @ down.T), own),
         (torch.equal(output, plain), "this is the output without relu."),
         (torch.equal(output, torch.relu(plain)), late),
         (torch.equal(output, everybody), all_ranks),
-        (
-            any(torch.equal(output, each) for each in others),
-            "these are the outputs of another rank's tokens.",
-        ),
+        (any(torch.equal(output, each) for each in others), of_others),
         otherwise="the output is not that of one process with the whole weights.",
     )
 

@@ -150,11 +150,9 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def pipeline_exercise() -> Exercise:
     """The exercise: 1F1B's order of work: of the fastest orders, it keeps the fewest micro-batches."""
-    hints = (
-        "A micro-batch is back after `stages` F and `stages` B. How many pairs F, B fit into that time?",
-    )
+    hint = "A micro-batch is back after `stages` F and `stages` B. How many pairs F, B fit into that time?"
     praise = "As idle as GPipe, but a stage keeps at most one micro-batch for itself and each later stage."
-    return Exercise(_judge_schedule, hints, praise, optional=True)
+    return Exercise(_judge_schedule, (hint,), praise, optional=True)
 
 
 def _judge_schedule(schedule: Schedule) -> str | None:

@@ -130,7 +130,6 @@ def _rows(ranks: int) -> int:
 def _run_slowed(
     rank: int, loop: Loop, seed: int, windows: Sequence[int], steps: int, count: int
 ) -> list[list[RankNotes]]:
-    torch.set_num_threads(1)
     world, recorder = LiveWorld(build_mesh({"dp": dist.get_world_size()})), StepRecorder(rank)
     rows, link = max(gather_objects(_rows(world.grid.world_size))), SlowLink(live._call_backend)
     with patch.object(live, "_call_backend", link):

@@ -198,9 +198,8 @@ def _judge(forward: Forward, backward: Backward, dropout: float) -> Diagnosis | 
         return Diagnosis(said, hints)
     if not all(map(np.array_equal, mine.gradients, due.gradients)):
         if dropout:
-            said = (
-                "Without dropout, your gradients are right. With it, your second forward drops other entries."
-            )
+            said = "Without dropout, your gradients are right."
+            said += " With it, your second forward drops other entries."
             hint = "torch.get_rng_state() before F tells where the random numbers stood."
             return Diagnosis(said, (hint, "Before you compute again: torch.set_rng_state(…)."))
         return Diagnosis("The gradient of the stage's input is wrong.", ("Where does `gradient` come in?",))

@@ -13,7 +13,7 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import Diagnosis, Exercise, Par, guesses, names_or_none, numbers, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, names_or_none, numbers, written
 from ..exercises.on_real_ranks import judge_on_ranks, ring_sent, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
@@ -89,17 +89,15 @@ def check_fair_shares() -> Exercise:
     def work(costs: Sequence[float], ranks: int) -> float:
         return max(sum(costs[rank::ranks]) for rank in range(ranks))
 
+    def over_least(costs: Sequence[float], ranks: int) -> float:
+        return work(costs, ranks) / (min(sum(costs[rank::ranks]) for rank in range(ranks)) or 1e-9)
+
+    one = "That is the costliest matrix. Add up the costs of each rank's matrices: which sum is largest?"
     slips = (
         ("That is the work itself. Divide it by a fair share.", work),
-        (
-            "Divide by a fair share, not by the least work of a rank.",
-            lambda costs, n: work(costs, n) / (min(sum(costs[rank::n]) for rank in range(n)) or 1e-9),
-        ),
+        ("Divide by a fair share, not by the least work of a rank.", over_least),
         ("With round robin, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
-        (
-            "That is the costliest matrix. Add up the costs of each rank's matrices: which sum is largest?",
-            lambda c, n: max(c) * n / sum(c),
-        ),
+        (one, lambda costs, ranks: max(costs) * ranks / sum(costs)),
         ("That is longest first. Here matrices are dealt out round robin.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
@@ -115,11 +113,11 @@ def explain(run: SharingRun) -> str | None:
     right = run.expected()
     for rank in range(run.ranks):
         for place in run.wrong_places(rank):
-            first = place.start + int((run.after(rank) != right)[place.slice].int().argmax())
+            start = place.start + int((run.after(rank) != right)[place.slice].int().argmax())
             whose = "every rank's" if run.agree() else f"rank {rank}'s"
-            since = "" if first == place.start else f", from {first:,} on"
+            since = "" if start == place.start else f", from {start:,} on"
             where = f"that of {place.name}, {place.start:,} to {place.stop:,}, in {whose} buffer{since}"
-            why = f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
+            why = f"{_why(run, rank, place, start, right)}{_say_displaced(run)}"
             return f"{_say_case(run)} the first wrong place is {where}. {why}"
     return None
 
@@ -167,23 +165,19 @@ def ranks_of(flags: int, ranks: int) -> list[int]:
     return [rank for rank in range(ranks) if flags >> rank & 1]
 
 
-def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
-    owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
+def _why(run: SharingRun, rank: int, place: BufferPlace, at: int, right: Tensor) -> str:
+    owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[at]), run.ranks)
     if not bool(right[place.slice].any()):
         return f"No rank has that update, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
     if len(writers) > 1:
         return f"There, entries of {say_ranks(writers)} are added up."
-    if run.after(rank)[first] == 0:
+    if run.after(rank)[at] == 0:
         if run.found(owner).get(place.name) != place.start:
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
-        if rank == owner:
-            said = "put its update there: does the collective add up the buffers?"
-            return f"It is zero there. Rank {rank} {said}"
-        return (
-            f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. "
-            "Which call adds up the buffers?"
-        )
-    if run.filled(owner)[first] == right[first]:
+        said = f"has the update, but rank {rank} never got it. Which call adds up the buffers?"
+        said = "put its update there: does the collective add up the buffers?" if rank == owner else said
+        return f"It is zero there. Rank {owner} {said}"
+    if run.filled(owner)[at] == right[at]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
         return f"Entries of rank {writers[0]} are there; rank {owner} owns {place.name}."
@@ -292,19 +286,14 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     nobody_has, two = tuple((rank, "up1") for rank in range(ranks)), owner_lacks("q1", ranks)
     cases = [(), owner_lacks(LACKING, ranks), nobody_has, two + owner_lacks("o2", ranks)]
     play = partial(on_ranks.run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
-    judge = judge_on_ranks(
-        play, lambda runs: next(filter(None, map(explain, runs)), None), on_ranks.say_trouble
-    )
+    judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), on_ranks.say_trouble)
     hints = (
         "The offset must be the same on all ranks. What may it depend on?",
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )
-    praise = (
-        "Whatever is missing, every other update is in its place, on every rank. You have repaired a bug "
-        "that raises no error."
-    )
-    return Exercise(judge, hints, praise)
+    praise = "Whatever is missing, every other update is in its place, on every rank."
+    return Exercise(judge, hints, f"{praise} You have repaired a bug that raises no error.")
 
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -46,12 +47,9 @@ def write_lifting() -> Exercise:
     def linear(s: float, a: float, b: float, c: float) -> int | None:
         return next((step for step in range(MOST_STEPS + 1) if s * a**step >= LIFTED), None)
 
-    def shifted(by: int) -> Callable[..., int | None]:
-        def needed(*given: float) -> int | None:
-            right = steps_needed(*given)
-            return None if right is None else right + by
-
-        return needed
+    def shifted(by: int, *given: float) -> int | None:
+        right = steps_needed(*given)
+        return None if right is None else right + by
 
     def without_last(*given: float) -> int | None:
         right = steps_needed(*given)
@@ -61,8 +59,8 @@ def write_lifting() -> Exercise:
         ("Check before any step: a value may begin at 0.5.", lambda *at: max(1, steps_needed(*at) or 1)),
         ("0.5 itself is enough.", lambda s, *triple: steps_needed((1 - 1e-12) * s, *triple)),
         ("Check after the last step, too.", without_last),
-        ("You count one step too many.", shifted(1)),
-        ("You count one step too few.", shifted(-1)),
+        ("You count one step too many.", partial(shifted, 1)),
+        ("You count one step too few.", partial(shifted, -1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),
         ("If 20 steps are not enough, return None.", lambda *given: steps_needed(*given) or 0),
     )

@@ -54,14 +54,10 @@ def train(steps: int, seed: int) -> TrainedGPT:
                     optimizer.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
         named = dict(model.named_parameters())
-        momenta = {name: _momentum(optimizers[0], named[name]) for name in split.hidden_names}
+        kept = {name: optimizers[0].state[named[name]] for name in split.hidden_names}
+        momenta = {n: state.get("momentum_buffer", torch.zeros_like(named[n])) for n, state in kept.items()}
         return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected, momenta)
 
 
 def _gradients(model: GPT) -> dict[str, Tensor]:
     return {name: p.grad.detach().clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _momentum(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
-    return torch.zeros_like(parameter) if kept is None else kept.detach().clone()

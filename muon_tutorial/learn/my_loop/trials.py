@@ -239,9 +239,7 @@ def _steps_alike(rank: int, grids: list[tuple[int, int]], seed: int) -> list[str
 
 def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor]:
     """The parameters after one step with the whole batch's gradient, in one process if ``grid`` is None."""
-    model, carrier = tiny_job.build(seed), tiny_job.build(seed)
-    symbols, following = tiny_job.batch_of(0, seed)
-    nn.functional.cross_entropy(carrier(symbols), following).backward()
+    model, carrier = tiny_job.build(seed), _with_gradients(0, seed)
     with torch.no_grad():
         for parameter in carrier.parameters():  # gradients as parameters, to be cut like the model
             assert parameter.grad is not None
@@ -282,7 +280,8 @@ def say_traps(seed: int) -> str:
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
     muon, adamw = (f"lr × {adjusted_lr(1.0, way, (64, 16)):.2f}" for way in (None, "match_rms_adamw"))
-    parts = [_gradient(step, seed) for step in range(PARTS)]
+    models = (_with_gradients(step, seed) for step in range(PARTS))
+    parts: list[Any] = [model.get_parameter("layers.0.up.weight").grad for model in models]
     low = torch.zeros_like(parts[0], dtype=torch.bfloat16)
     for part in parts:
         low += part.bfloat16()
@@ -299,10 +298,9 @@ def say_traps(seed: int) -> str:
     return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 
 
-def _gradient(step: int, seed: int) -> Tensor:
+def _with_gradients(step: int, seed: int) -> tiny_job.TinyModel:
+    """The model with the gradients of a step's whole batch."""
     model = tiny_job.build(seed)
     symbols, following = tiny_job.batch_of(step, seed)
     nn.functional.cross_entropy(model(symbols), following).backward()
-    gradient = model.get_parameter("layers.0.up.weight").grad
-    assert gradient is not None
-    return gradient
+    return model

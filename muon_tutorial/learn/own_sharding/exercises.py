@@ -74,10 +74,8 @@ def check_redistribute(
         "On other ranks the update is None: make an empty tensor there, and make the same call.",
         "state['local_shape'] says what shape this rank's part has.",
     )
-    praise = (
-        "Three steps of Muon with your functions give the bits of one process, on every rank. Your sharding "
-        "is plugged in, so this is a good place to stop."
-    )
+    praise = "Three steps of Muon with your functions give the bits of one process, on every rank."
+    praise += " Your sharding is plugged in, so this is a good place to stop."
 
     def bytes_back(redistribute: Callable) -> float:
         notes = (note for trial in runs[-1].trials for note in trial.notes)

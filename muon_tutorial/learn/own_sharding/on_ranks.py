@@ -260,18 +260,10 @@ def _loop_by_hand(rank: int, step: Callable, functions: ThreeFunctions, seed: in
     return all(map(torch.equal, params, due)), notes.calls
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerOfNothing:
-    """A matrix whose owner holds few rows or none: each rank's rows, and what gather returned there."""
-
-    rows: list[int]
-    got: list[str | None]
-
-
-def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> OwnerOfNothing:
-    """One matrix over all ranks; the last rank is its owner."""
+def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> dict[str, list[Any]]:
+    """One matrix, which the last rank owns: each rank's rows of it, and what gather returned there."""
     reports = launch(_gather_at_last, dp * tp, args=(seed,), backend=backend, output="quiet")
-    return OwnerOfNothing(*map(list, zip(*reports, strict=True)))
+    return dict(zip(("rows", "got"), map(list, zip(*reports, strict=True)), strict=True))
 
 
 def bad_rows(ranks: int) -> int:

@@ -96,13 +96,12 @@ def guess(tp: int) -> Exercise:
     """The guess: the largest singular value of the shards' update, and whether noise gets a flat spectrum."""
     right = outcomes(tp)
     each = "That is right for each shard by itself. Side by side, lengths grow."
+    hint = "Take one row of length 1 from each shard, and put them side by side. How long is the result?"
     along = f"A row of the whole is {tp} rows of length 1, one after the other."
     return guesses(
         ("largest", right["largest"], along, (1, each), (tp, "Lengths do not add; their squares do.")),
         ("noise_too", right["noise_too"], "What did you use of the gradient to find `largest`?"),
-        hints=(
-            "Take one row of length 1 from each shard, and put them side by side. How long is the result?",
-        ),
+        hints=(hint,),
         praise="Squares of lengths add, whatever the entries are.",
         within=0.02,
     )

@@ -26,13 +26,11 @@ PATIENCE = 4.0
 
 def read_groups(said: object) -> list[list[int]] | None:
     """Groups as lists, in the order given; None if ``said`` is no list of lists of integers."""
-    if not isinstance(said, (list, tuple)):
+    kinds = (list, tuple, set, frozenset, range)
+    if not isinstance(said, (list, tuple)) or not all(isinstance(group, kinds) for group in said):
         return None
-    for group in said:
-        is_group = isinstance(group, (list, tuple, set, frozenset, range))
-        if not is_group or any(type(rank) is not int for rank in group):
-            return None
-    return [list(group) for group in said]
+    found = [list(group) for group in said]
+    return found if all(type(rank) is int for group in found for rank in group) else None
 
 
 @dataclass(frozen=True, slots=True)

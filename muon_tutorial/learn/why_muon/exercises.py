@@ -23,6 +23,7 @@ from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY = 0.02, 0.1
 WholeStep = Callable[..., object]
+_CHANGED = "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
 
 
 def outcome(race: Race) -> dict[str, Any]:
@@ -151,8 +152,7 @@ def _update_of(function: SVDUpdate, G: Tensor, buffer: Tensor) -> Tensor:
     if value is None:
         raise MistakeError("The function returns nothing. Is there a return?")
     if not torch.equal(given, G):
-        changed = "lerp makes a new matrix; lerp_ is for the buffer."
-        raise MistakeError(f"The function has changed G itself. {changed}")
+        raise MistakeError(_CHANGED)
     if not isinstance(value, Tensor):
         raise MistakeError(f"The function must return a matrix; it returned {type(value).__name__}.")
     if value.shape != G.shape:
@@ -225,47 +225,41 @@ def slipped(*changes: tuple[str, str]) -> WholeStep:
 _BUFFER, _AHEAD = "buffer.lerp_(G, 1 - momentum)", "G.lerp(buffer, momentum)"
 _SHRINK, _ADD = "W.mul_(1 - lr * weight_decay)", "W.add_(update, alpha=-lr * factor)"
 _FACTOR = "max(1, W.shape[0] / W.shape[1]) ** 0.5"
-SLIPS: tuple[tuple[Any, ...], ...] = (
-    ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", (_AHEAD, "buffer")),
-    (
-        "The look-ahead is mostly G: it should be mostly the buffer.",
-        "G.lerp(buffer, momentum)",
+SLIPS: dict[str, tuple[Any, ...]] = {
+    "Nesterov is missing.": ("Orthogonalize G.lerp(buffer, momentum).", (_AHEAD, "buffer")),
+    "The look-ahead is mostly G: it should be mostly the buffer.": (
+        _AHEAD,
         (_AHEAD, "G.lerp(buffer, 1 - momentum)"),
     ),
-    ("Weight decay lacks lr.", "W shrinks by lr * weight_decay.", (_SHRINK, "W.mul_(1 - weight_decay)")),
-    ("Weight decay is missing.", "W shrinks by lr * weight_decay.", (_SHRINK, "pass")),
-    (
-        "Weight decay is scaled by the size factor. It takes the plain lr.",
-        "W.mul_(1 - lr * weight_decay)",
+    "Weight decay lacks lr.": ("W shrinks by lr * weight_decay.", (_SHRINK, "W.mul_(1 - weight_decay)")),
+    "Weight decay is missing.": ("W shrinks by lr * weight_decay.", (_SHRINK, "pass")),
+    "Weight decay is scaled by the size factor. It takes the plain lr.": (
+        _SHRINK,
         (_SHRINK, "W.mul_(1 - lr * factor * weight_decay)"),
     ),
-    (
-        "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.",
+    "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.": (
         "Leave G as it is, and multiply W by 1 - lr * weight_decay.",
         (_SHRINK, "pass"),
         (_BUFFER, f"G = G + weight_decay * W; {_BUFFER}"),
     ),
-    (
-        "W shrinks after the update. It should shrink before.",
+    "W shrinks after the update. It should shrink before.": (
         "Swap two lines.",
         (_SHRINK, "pass"),
         (_ADD, f"{_ADD}; {_SHRINK}"),
     ),
-    ("The size factor is missing.", "The root of max(1, rows / columns).", (_FACTOR, "1")),
-    ("The size factor lacks its root.", "The root of max(1, rows / columns).", (" ** 0.5", "")),
-    (
-        "For this wide matrix your size factor is √(columns / rows), not 1. Rows are always the numerator.",
+    "The size factor is missing.": ("The root of max(1, rows / columns).", (_FACTOR, "1")),
+    "The size factor lacks its root.": ("The root of max(1, rows / columns).", (" ** 0.5", "")),
+    "For this wide matrix your size factor is √(columns / rows), not 1. Rows are always the numerator.": (
         "W.shape[0] / W.shape[1], and at least 1, then the root.",
         (_FACTOR, "max(1, W.shape[1] / W.shape[0]) ** 0.5"),
     ),
-    (
-        "The size factor shrinks the update of a wide matrix. It is at least 1.",
+    "The size factor shrinks the update of a wide matrix. It is at least 1.": (
         "max(1, rows / columns), then the root.",
         (_FACTOR, "(W.shape[0] / W.shape[1]) ** 0.5"),
     ),
-    ("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", ("-lr", "lr")),
-)
-"""Usual mistakes in the whole update: what to say, a hint, and the changes of code that make the mistake."""
+    "The sign is wrong: this update increases the loss.": ("alpha=-lr * factor", ("-lr", "lr")),
+}
+"""What to say of usual mistakes in the whole update, a hint, and the changes of code that make each."""
 
 
 def write_step() -> Exercise:
@@ -287,20 +281,15 @@ def write_step() -> Exercise:
                     usual = more == [MOMENTUM, DECAY]
                     return wrong if usual else "Right for 0.95 and 0.1 only: use momentum and weight_decay."
                 if not torch.equal(given, G):
-                    return (
-                        "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
-                    )
+                    return _CHANGED
         return None
 
     hints = (
         "Six lines: buffer, look-ahead, orthogonalize, factor, decay, add. You have written the first two.",
         "The last two lines: W.mul_(1 - lr * weight_decay), then W.add_(update, alpha=-lr * factor).",
     )
-    praise = (
-        "You have written Muon. Step after step it gives the bits of torch.optim.Muon, for tall, wide and "
-        "square matrices."
-    )
-    return Exercise(judge, hints, praise)
+    praise = "Step after step it gives the bits of torch.optim.Muon, for tall, wide and square matrices."
+    return Exercise(judge, hints, f"You have written Muon. {praise}")
 
 
 _Pair = tuple[Tensor, Tensor]
@@ -315,7 +304,7 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
         return "W has not changed. W = … gives a new matrix the name W; W.mul_ and W.add_ change it in place."
     if torch.equal(my_buffer, buffer):
         return "The buffer has not changed. buffer.lerp_ changes it in place; buffer.lerp makes a new one."
-    for what, hint, *changes in SLIPS:
+    for what, (hint, *changes) in SLIPS.items():
         other, its_buffer = W.clone(), buffer.clone()
         slipped(*changes)(other, G, its_buffer, LR)
         is_this = torch.allclose(my_W, other, atol=1e-6) and torch.allclose(my_buffer, its_buffer)

@@ -165,10 +165,8 @@ def say_race(race: Race, moment: int) -> str:
         return text
     first, second, third = race.ranking()
     caught = ", ".join(str(race.caught_at(seed)) for seed in SEEDS)
-    return (
-        f"{text} {first} has the lowest loss at the end, before {second} and {third}. It reaches {second}'s "
-        f"last loss at step {race.caught_at()} (with {len(SEEDS)} seeds: {caught})."
-    )
+    text += f" {first} has the lowest loss at the end, before {second} and {third}. It reaches {second}'s"
+    return f"{text} last loss at step {race.caught_at()} (with {len(SEEDS)} seeds: {caught})."
 
 
 def say_extra_lanes(race: Race) -> str:

@@ -2,4 +2,4 @@
 
 from .. import names_in
 
-__getattr__, __dir__ = names_in(__name__, "ranges on_ranks exercises pictures")
+__getattr__, __dir__ = names_in(__name__, "on_ranks exercises pictures")

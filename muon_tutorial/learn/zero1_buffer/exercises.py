@@ -7,8 +7,8 @@ from typing import Any
 from ... import DistMeta, Plan
 from ...plan.bucket import Interval
 from ..exercises.judge import Exercise, guesses, names_or_none, numbers, written
-from .on_ranks import sent_for_momentum
-from .ranges import BUCKETS, SHAPES, kept_of, padding_of, plan_of, slice_length, split_matrices
+from . import on_ranks
+from .on_ranks import BUCKETS, SHAPES, kept_of, padding_of, plan_of, slice_length, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 
@@ -75,7 +75,7 @@ def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
     """The prediction: bytes that rank 0 sends for whole buckets, and for straddling matrices only."""
     everything = "All other ranks lack rank 0's slice of every bucket."
     straddling = "Rank 0 sends its part of a matrix to each rank that keeps another part of it."
-    right = sent_for_momentum(dp, tp, bucket)
+    right = on_ranks.sent_for_momentum(dp, tp, bucket)
 
     def asked(name: str, told: str) -> tuple[Any, ...]:
         entries = right[name] // 2, "These are entries. On the wire each entry takes 2 bytes."

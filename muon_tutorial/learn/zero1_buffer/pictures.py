@@ -17,9 +17,8 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, tile, write
 from ..pictures.spectra import style
 from ..widgets.shell import Shell, choice, play, show, slider
-from . import ranges
-from .on_ranks import BucketCost
-from .ranges import BUCKETS, CUTS, SHAPES, EntryPlace, kept_of, length_of, plan_of, slice_length, starts_of
+from . import on_ranks
+from .on_ranks import BUCKETS, CUTS, SHAPES, EntryPlace, kept_of, length_of, plan_of, slice_length, starts_of
 
 DATA_PARALLEL = range(1, 7)
 STOPS = 12
@@ -36,7 +35,7 @@ def hero() -> Picture:
 def draw_rulers(plan: Plan, name: str = "", lit: str = "", more: str = "") -> Picture:
     """The three rulers. ``more`` ends the headline, and the matrix ``lit`` is marked on all three."""
     figure, axes = blank(_WIDTH, 264)
-    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), ranges.padding_of(plan)
+    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), on_ranks.padding_of(plan)
     headline = f"{count} bucket{'s' * (count > 1)} · dp {dp} · {padding} entries of padding (grey){more}"
     write(axes, 12, 22, headline, 12)
     _draw_rulers(axes, plan, 48, lit)
@@ -174,7 +173,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
         rows, columns = meta.shape
         place = divmod(entry * (rows * columns - 1) // STOPS, columns)
-        return draw_entry(plan, ranges.locate(plan, matrix, *place))
+        return draw_entry(plan, on_ranks.locate(plan, matrix, *place))
 
     metas = [meta.name for meta in plan.dist_meta(plan.grid.at(0)) if meta.shape[0] * meta.shape[1] > STOPS]
     names = choice("matrix", metas)
@@ -185,7 +184,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
 
 def draw_straddling(plan: Plan) -> Picture:
     """Each matrix that a slice boundary cuts: the entries that each of its ranks has and sends."""
-    names = ranges.split_matrices(plan)
+    names = on_ranks.split_matrices(plan)
     title = "straddling matrices: the entries that each rank keeps, and how many it sends"
     shown = title if names else "no matrix straddles a boundary"
     figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)), shown, 12, 22)
@@ -228,7 +227,7 @@ def draw_cuts(dp: int, tp: int) -> Picture:
     return finish(figure, "zero1_buffer-cuts", ". ".join(said) + ".")
 
 
-def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
+def draw_buckets(costs: Sequence[Sequence[on_ranks.BucketCost]]) -> Picture:
     """What a step costs by bucket size; matrices are counted on the busiest rank, and time on the slowest."""
     mine = costs[0]
     slowest = [max(each.seconds for each in one_size) * 1e3 for one_size in zip(*costs, strict=True)]
