@@ -44,7 +44,7 @@ def attend(rank, ranks, causal=True, pairs=None, blocks=None, backward=False, pl
     torch.use_deterministic_algorithms(True, warn_only=True)  # clears new memory, where old keys may stand
 
     def work():
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
             out = context.attention(*given)
         same(rank, "the weight of token", out, right)
         found = counter.get_total_flops() / (4 * TOKENS * given[0].numel())
@@ -53,7 +53,7 @@ def attend(rank, ranks, causal=True, pairs=None, blocks=None, backward=False, pl
             out.backward(factors)
 
     def held():
-        tensors = [it for it in gc.get_objects() if issubclass(type(it), torch.Tensor)]
+        tensors = [it for it in gc.get_objects() if issubclass(type(it), torch.Tensor) and it.dim()]
         found = [of for of in range(ranks) if any((it == marks[of]).any() for it in tensors)]
         assert len({*found, rank}) <= 3, f"rank {rank} holds keys of ranks {found} at once"
 
