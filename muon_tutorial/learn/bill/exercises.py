@@ -50,15 +50,9 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
     entries = costs.entries_of_rank(own), costs.touched_entries(own, own.grid.at(0))
     par = Par("bytes", bill_of("zero1", own).total, lambda bill: sum(bill(*entries, dp, tp).values()))
     praise = "Your bytes of every phase are the ledger's, on every grid that was tried."
-    return written(
-        lambda *case: due[case],
-        list(due),
-        say="total {:,}, touched {:,}, dp={} and tp={}",
-        hint_of=_BILL_HINTS,
-        praise=praise,
-        par=par,
-        keeps=("bill",),
-    )
+    right, say = (lambda *case: due[case]), "total {:,}, touched {:,}, dp={} and tp={}"
+    keeps = ("bill",)
+    return written(right, list(due), say=say, hint_of=_BILL_HINTS, praise=praise, par=par, keeps=keeps)
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
