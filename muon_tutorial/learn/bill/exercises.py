@@ -47,14 +47,8 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
             case = costs.entries_of_rank(plan), costs.touched_entries(plan, at), at.size("dp"), at.size("tp")
             due[case] = {phase: sent.get(phase, 0) for phase in _BILL_HINTS}
     praise = "Your bytes of every phase are the ledger's, on every grid that was tried."
-    return written(
-        lambda *case: due[case],
-        list(due),
-        say="total {:,}, touched {:,}, dp={} and tp={}",
-        hint_of=_BILL_HINTS,
-        praise=praise,
-        keeps=("bill",),
-    )
+    right, say = (lambda *case: due[case]), "total {:,}, touched {:,}, dp={} and tp={}"
+    return written(right, list(due), say=say, hint_of=_BILL_HINTS, praise=praise, keeps=("bill",))
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:

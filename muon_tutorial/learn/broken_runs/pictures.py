@@ -10,7 +10,7 @@ from typing import Any
 from ...plan.grid import Grid
 from .. import inputs
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
-from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, write
+from ..pictures.picture import GridFrame, Picture, arrow, blank, centred, finish, rectangle, write
 from .evidence import Wait, hash_of, rungs, waits
 from .on_ranks import TrainingRun
 
@@ -37,10 +37,8 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
     width, height = max(540, 150 + across * (grid.size("tp") - 1)), 116 + down * (grid.size("dp") - 1)
     figure, axes = blank(width, height)
     write(axes, 16, 20, title, 11)
-    place = {}
-    for rank in grid.ranks:
-        at = grid.at(rank)
-        place[rank] = (width / 2 + across * (at["tp"] - (grid.size("tp") - 1) / 2), 72 + down * at["dp"])
+    middles = GridFrame(grid, (width - across * (grid.size("tp") - 1)) / 2, 72, across, down)
+    place = {rank: middles.cell(rank) for rank in grid.ranks}
     for edge in edges:
         start, stop = place[edge.waiter], place[edge.awaited]
         marked = edge.awaited == guilty

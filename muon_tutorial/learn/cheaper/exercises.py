@@ -55,14 +55,10 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
     def of_all_ranks(entries: int, dp: int, item: int) -> dict[str, int]:
         return {name: dp * sent for name, sent in bytes_sent(entries, dp, item).items()}
 
-    return written(
-        lambda *case: due[case],
-        list(due),
-        ("That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks),
-        say="{0:,} entries of {2} bytes over dp={1}",
-        hint_of=_BYTES_HINTS,
-        praise="To the byte. Now see what real ranks count.",
-    )
+    slip = "That is what all ranks of the dp group send together, dp times as much as one.", of_all_ranks
+    right, say = (lambda *case: due[case]), "{0:,} entries of {2} bytes over dp={1}"
+    praise = "To the byte. Now see what real ranks count."
+    return written(right, list(due), slip, say=say, hint_of=_BYTES_HINTS, praise=praise)
 
 
 @cache

@@ -111,9 +111,9 @@ class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
     A failed try gets the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
-    ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
-    to the reader's my_muon.py under the names in ``keeps``, one per answer, and the best score with a par is
-    noted there. An ``optional`` exercise may stay open.
+    ``praise`` says why the right answer is right; ``par`` measures how good it is, and ``draw`` draws it.
+    Right answers are written to the reader's my_muon.py under the names in ``keeps``, one per answer, and
+    the best score with a par is noted there. An ``optional`` exercise may stay open.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -129,6 +129,7 @@ class Exercise:
     hints: Sequence[str] = ()
     praise: str = ""
     par: Par | None = None
+    draw: Callable[..., Picture] | None = None
     keeps: Sequence[str] = ()
     optional: bool = False
     wrong: int = field(default=0, init=False)
@@ -156,7 +157,8 @@ class Exercise:
             mine = self.par.count(*answers) if self.par else math.nan
             par = self.par.say(mine) if self.par else ""
             said = (self.praise, par, patience, *self._keep(answers, mine))
-            return AnswerVerdict(True, " ".join(part for part in said if part), found.picture)
+            drawn = self.draw(*answers) if self.draw else found.picture
+            return AnswerVerdict(True, " ".join(part for part in said if part), drawn)
         self.wrong += 1
         hint = self._hint(found)
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
