@@ -129,9 +129,9 @@ class Exercise:
     hints: Sequence[str] = ()
     praise: str = ""
     par: Par | None = None
-    draw: Callable[..., Picture] | None = None
     keeps: Sequence[str] = ()
     optional: bool = False
+    draw: Callable[..., Picture] | None = None
     wrong: int = field(default=0, init=False)
     opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
