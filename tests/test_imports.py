@@ -78,7 +78,7 @@ MOVERS = {
     f"{PACKAGE}.learn.shards_alone.on_ranks",
     f"{PACKAGE}.learn.bill.on_ranks",
     f"{PACKAGE}.learn.many_ranks.on_ranks",
-    f"{PACKAGE}.learn.own_sharding.three_functions",
+    f"{PACKAGE}.learn.own_sharding.on_ranks",
     f"{PACKAGE}.learn.builds.reference.ring",
     f"{PACKAGE}.learn.builds.reference.pipeline",
     f"{PACKAGE}.learn.broken_runs.training_rank",

@@ -12,7 +12,6 @@ from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.learn import own_sharding as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.own_sharding import exercises, on_ranks, pictures
-from muon_tutorial.learn.own_sharding import three_functions as right
 
 from . import three_functions as tried
 from .answers import assert_wrong, judged
@@ -26,10 +25,10 @@ def open_exercise() -> Exercise:
 
 def test_the_references_functions_pass() -> None:
     grid = (3, 2)
-    assert lesson.check_assign(*grid, 0).check(right.assign)
-    assert lesson.check_gather(*grid, 0, open_exercise()).check(right.gather)
+    assert lesson.check_assign(*grid, 0).check(on_ranks.assign)
+    assert lesson.check_gather(*grid, 0, open_exercise()).check(on_ranks.gather)
     given_back = lesson.check_redistribute(*grid, 0, (open_exercise(), open_exercise()))
-    verdict = given_back.check(right.redistribute)
+    verdict = given_back.check(on_ranks.redistribute)
     assert verdict
     par = exercises.par_bytes(*grid)
     assert f"Yours takes {par:g} bytes a rank on the way back; par is {par:g}." in verdict.message

@@ -2,4 +2,4 @@
 
 from .. import names_in
 
-__getattr__, __dir__ = names_in(__name__, "three_functions on_ranks transfers shared_work exercises pictures")
+__getattr__, __dir__ = names_in(__name__, "on_ranks transfers shared_work exercises pictures")

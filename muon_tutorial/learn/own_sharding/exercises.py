@@ -12,9 +12,8 @@ from torch import Tensor
 from ..exercises.judge import Diagnosis, Exercise, Par, first, guesses, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, pictures
-from .on_ranks import PATIENCE, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
+from .on_ranks import PATIENCE, FunctionsRun, RankTrial, ThreeFunctions, TrialNote, rows_of, shapes_of
 from .shared_work import MixedModel, as_the_package
-from .three_functions import ThreeFunctions, rows_of
 
 ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 _SIZES = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
@@ -22,10 +21,10 @@ _SIZES = "Gloo aborts the process if sizes differ: each receive must have the si
 
 def guess(ranks: int) -> Exercise:
     """The prediction: each rank's rows, and what ``gather_fn`` returns there. The last rank is the owner."""
-    rows, got = rows_of(bad_rows(ranks), ranks), [None] * (ranks - 1) + ["tensor"]
+    rows, got = rows_of(on_ranks.bad_rows(ranks), ranks), [None] * (ranks - 1) + ["tensor"]
     fair = "Fair, but torch does not deal rows out one by one: it makes runs of equal length."
     chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows: "
-    chunks += f"{bad_rows(ranks)} / {ranks}, rounded up to {rows[0]}."
+    chunks += f"{on_ranks.bad_rows(ranks)} / {ranks}, rounded up to {rows[0]}."
     owner = "How many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
     quoted = [str(each) for each in got], "None is written without quotes."
     praise = "A rank that holds nothing can own the matrix. Owner or not, it must call."
@@ -35,7 +34,7 @@ def guess(ranks: int) -> Exercise:
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     def play(assign: Callable) -> FunctionsRun:
-        return run_functions(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
+        return on_ranks.run_functions(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
 
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
@@ -46,7 +45,7 @@ def check_gather(
     dp: int, tp: int, seed: int, before: Exercise, backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     def play(gather: Callable) -> FunctionsRun:
-        return run_functions(dp, tp, seed, functions_of(before, gather), "gather", backend, timeout)
+        return on_ranks.run_functions(dp, tp, seed, functions_of(before, gather), "gather", backend, timeout)
 
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, which may be 0.",
@@ -65,7 +64,7 @@ def check_redistribute(
 
     def play(redistribute: Callable) -> FunctionsRun:
         functions = functions_of(before[0], before[1].accepted, redistribute)
-        runs.append(run_functions(dp, tp, seed, functions, "step", backend, timeout))
+        runs.append(on_ranks.run_functions(dp, tp, seed, functions, "step", backend, timeout))
         return runs[-1]
 
     judge = judge_on_ranks(play, explain_functions, hint=_SIZES)

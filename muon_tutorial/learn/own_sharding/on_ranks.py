@@ -21,16 +21,31 @@ from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtens
 from ...launching.errors_of_lost_ranks import in_one_line, is_about_lost_rank
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
+from ...plan.layout import Shard
 from ...worlds.live import gather_objects
 from ..cuts.on_ranks import cut
-from . import three_functions
-from .three_functions import State, ThreeFunctions
+from ..my_muon.reference import assign, gather, redistribute
 from .transfers import TransferNotes
 
 PATIENCE = 6.0
 STEPS = 3
 LR = 0.02
 Call = Literal["assign", "gather", "redistribute", "step"]
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ThreeFunctions:
+    """The three functions that a reader writes; the reference's by default."""
+
+    assign: Callable[..., Any] = assign
+    gather: Callable[..., Any] = gather
+    redistribute: Callable[..., Any] = redistribute
+
+
+def rows_of(rows: int, ranks: int) -> list[int]:
+    """The number of rows that each rank holds of a matrix cut by ``Shard(0)``."""
+    return list(Shard(0).lengths(rows, ranks))
 
 
 def shapes_of(ranks: int) -> list[tuple[int, int]]:
@@ -276,7 +291,7 @@ def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None]:
     shape = (bad_rows(ranks), 6)
     mine = cut(whole_matrix(shape, seed), "column", rank, ranks)
     state = {"group": dist.group.WORLD, "shapes": [shape], "param_idx": 0, "local_shape": tuple(mine.shape)}
-    full = three_functions.gather(mine, ranks - 1, state)
+    full = gather(mine, ranks - 1, state)
     return len(mine), None if full is None else "tensor"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
-from .three_functions import rows_of
+from .on_ranks import rows_of
 
 DENSE, EXPERTS = 5, 3
 WIDTH = 512
