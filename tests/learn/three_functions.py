@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import build_mesh, create_devicemesh_config
-from muon_tutorial.learn.own_sharding import three_functions as right
+from muon_tutorial.learn.own_sharding import on_ranks as right
 from muon_tutorial.learn.own_sharding.pictures import CUTS, GRIDS, OWNER
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
 from muon_tutorial.plan.matrix import held_box
