@@ -304,11 +304,18 @@ def test_it_trains_a_gpt_with_the_bits_of_one_process_and_the_bytes_of_its_bill(
     assert "loss at the beginning" in finale.scorecard(end)
 
 
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder, in which the notebook runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 BEFORE: Any = SimpleNamespace(grid=(2, 2), sent={1: 98_304, 2: 49_152, 3: 49_152, 7: 98_304})
 
 
 @pytest.fixture
-def fewer() -> Exercise:
+def fewer(reader: Path) -> Exercise:
     return finale.check_fewer(finale.Finale(blocks.REFERENCE, (BEFORE,), ()), 2, 0)
 
 
@@ -318,6 +325,7 @@ def test_the_solution_of_the_open_exercise_sends_196608_bytes_and_compressed_abo
     solution = cell(solutions("16"), tmp_path / "cell.py")["fewer_bytes"]
     said = fewer.check(solution).message
     assert "Yours takes 196608 bytes; par is 196608." in said
+    assert row_of("fewer_bytes", scores.say_scores())[2] == "196,608"
     assert "dp gather 49,152 → 0; tp gather 49,152 → 49,152; parameter all_gather 98,304 → 49,152." in said
     said = fewer.check(lambda course: fewer_bytes.compressed(course, solution(course))).message
     [took] = map(int, re.findall(r"Yours takes (\d+) bytes; par is 196608. You are below it!", said))
@@ -410,13 +418,6 @@ def scored(number: float, par: float, place: Path, name: str = "my_step") -> str
 def row_of(name: str, table: str) -> list[str]:
     [row] = (line.split() for line in table.splitlines() if name in line.split())
     return row
-
-
-@pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's folder, in which the notebook runs."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_the_best_score_is_kept_in_the_file_and_another_grids_is_measured_by_its_own_par(
