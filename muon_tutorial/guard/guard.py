@@ -95,6 +95,7 @@ class Guard:
     has_warned_of_copies: bool = False
     is_compared: bool = False
     compares_gradients: bool = False
+    has_looked_for_shards: bool = False
     compared: frozenset[int] = frozenset()
     is_halfway: bool = False
     steps_done: int = 0
@@ -169,6 +170,10 @@ class Guard:
         self.compared = self.compared | present
         if self.steps_done == 0:
             warn_of_no_gradients(params_of(optimizer), self.companions_params())
+        nothing = all(param.grad is None for group in optimizer.param_groups for param in group["params"])
+        if self.steps_done == 0 or (nothing and not self.has_looked_for_shards):
+            self.has_looked_for_shards = nothing
+            warn_of_no_gradients(params_of(optimizer), self.companions_params(), self.steps_done == 0)
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
                 warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group made since then may have ranks with other recipes
