@@ -66,10 +66,11 @@ class Guard:
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are the
     parameters that no optimizer steps, with names. ``beside`` are the other parameters whose gradients were
-    last averaged together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first
-    rank's values when the optimizer is made. ``number`` distinguishes the Muons on a mesh.
-    ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
-    groups' settings at the last check, and ``described`` the texts about them that ranks compare.
+    last averaged together with the matrices' gradients. ``unscaled`` are the gradients that a step unscaled
+    before it was refused. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer
+    is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the ``zero_grad()``
+    calls that dropped unused gradients. ``said`` are the groups' settings at the last check, and
+    ``described`` the texts about them that ranks compare.
     ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
     ``compared`` are the parameters, by index, that had a gradient in a step before: a parameter's first
     gradient is compared, because DDP does not average it if the parameter was frozen when DDP was made.
@@ -88,6 +89,7 @@ class Guard:
     state: State = State.OPEN
     readied: SeenGradients = field(default_factory=SeenGradients)
     used: SeenGradients = field(default_factory=SeenGradients)
+    unscaled: SeenGradients = field(default_factory=SeenGradients)
     said: list[Any] = field(default_factory=list)
     described: dict[str, str] = field(default_factory=dict)
     is_new: bool = True
@@ -185,7 +187,7 @@ class Guard:
         """Forget the averaged gradients, and count the step if it was taken."""
         if end == "taken":
             self.steps_done, self.is_new, self.is_halfway = self.steps_done + 1, False, False
-        self.skipped_gradients = 0
+        self.skipped_gradients, self.unscaled = 0, SeenGradients()
         self.gradients_changed()
         self.look_at_gradients(optimizer)
 
@@ -436,9 +438,11 @@ class Guard:
             GradientError: only some ranks found infinity, or ``unscale_`` was not called, so ranks cannot
                 skip together.
         """
-        found_inf = getattr(scaled, "found_inf", None)
+        found_inf, scale = getattr(scaled, "found_inf", None), getattr(scaled, "grad_scale", None)
         if found_inf is None:
             return False
+        scaled.found_inf, scaled.grad_scale = None, 1  # if this step fails, the scaler multiplies this scale
+        scale = scale if isinstance(scale, Tensor) else None
         if self.hooks.reduction is not None:
             raise UsageError(
                 "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
@@ -453,11 +457,12 @@ class Guard:
             )
         # This is a list, not a generator, so that every mesh takes part.
         answers = [mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps]
-        if not any(answers) and scale is not None:
+        if not any(answers) and scale is not None and self.unscaled.were_skipped(params):
             inverse = scale.double().reciprocal().float()  # as in GradScaler
             for param in params_of(scaled):
                 if param.grad is not None:
                     param.grad.mul_(inverse.to(param.grad.device))
+            self.unscaled = SeenGradients.of(params, changes_count=False)
         return any(answers)
 
     def warn_of_slices(self) -> None:
