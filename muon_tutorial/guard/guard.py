@@ -370,7 +370,7 @@ class Guard:
         If the last call failed halfway, this first forgets the gradients that it averaged. Groups' settings
         are checked only if they have changed since the last check.
         """
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+        if self.state is State.STEPPING:  # the last call failed halfway
             self.gradients_changed()
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -495,7 +495,7 @@ class NoGuard(Guard):
         """Return the steps as first made, without looking whether a host has changed the parameters since."""
         if error is not None:
             raise error
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+        if self.state is State.STEPPING:  # the last call failed halfway
             self.gradients_changed()
         self.hooks.finish()
         steps = self.current_steps(optimizer) if not self.steps.made_for.each else self.steps.made
