@@ -95,9 +95,9 @@ class Guard:
     is_new: bool = True
     has_warned_of_slices: bool = False
     has_warned_of_copies: bool = False
+    has_looked_for_shards: bool = False
     is_compared: bool = False
     compares_gradients: bool = False
-    has_looked_for_shards: bool = False
     compared: frozenset[int] = frozenset()
     is_halfway: bool = False
     steps_done: int = 0
@@ -148,7 +148,7 @@ class Guard:
         call = "step() after ready_gradients()" if is_ready else "step()"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
-        self.beside = beside
+        self.beside, self.is_compared = beside, self.is_compared and not self.is_halfway
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
         if self.state is State.OPEN:  # READY and NOT_FINITE stay until all ranks agree
@@ -170,12 +170,11 @@ class Guard:
         elif self.compares_gradients or begins:
             self.compares_gradients = compare_gradients(steps, again=not begins)
         self.compared = self.compared | present
-        if self.steps_done == 0:
-            warn_of_no_gradients(params_of(optimizer), self.companions_params())
         nothing = all(param.grad is None for group in optimizer.param_groups for param in group["params"])
         if self.steps_done == 0 or (nothing and not self.has_looked_for_shards):
             self.has_looked_for_shards = nothing
             warn_of_no_gradients(params_of(optimizer), self.companions_params(), self.steps_done == 0)
+        if self.steps_done == 0:
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
                 warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group made since then may have ranks with other recipes
@@ -356,6 +355,7 @@ class Guard:
             "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
             "the number of steps that have updated the momentum": ", ".join(map(str, sorted(moves))),
             "whether the optimizer has stepped or loaded a state": str(not self.is_new),
+            "whether a step was interrupted halfway (then load a checkpoint)": str(self.is_halfway),
             "whether the state was replaced": str(Changed.STATE in changed),
             "the optimizer's number among the Muons of this mesh": str(self.number),
             "the call": call,
@@ -448,7 +448,7 @@ class Guard:
                 "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
                 "(bf16 needs no scaler)"
             )
-        steps, scale = self.current_steps(optimizer), getattr(scaled, "grad_scale", None)
+        steps, params = self.current_steps(optimizer), params_of(scaled)
         if scale is not None and any(mesh.step.averages for mesh in steps):
             raise GradientError(
                 "these gradients are each rank's own, and may overflow on one rank alone: scale with "
@@ -459,14 +459,20 @@ class Guard:
         answers = [mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps]
         if not any(answers) and scale is not None and self.unscaled.were_skipped(params):
             inverse = scale.double().reciprocal().float()  # as in GradScaler
-            for param in params_of(scaled):
+            for param in params:
                 if param.grad is not None:
                     param.grad.mul_(inverse.to(param.grad.device))
             self.unscaled = SeenGradients.of(params, changes_count=False)
         return any(answers)
 
     def warn_of_slices(self) -> None:
-        """Warn once if this rank would save a slice that no other rank has."""
+        """Warn if a step was interrupted, and once if this rank would save a slice that no other has."""
+        if self.is_halfway:
+            warnings.warn(
+                "step() was interrupted halfway, so only some parameters have been stepped, and this "
+                "state_dict() fits no step: load the last checkpoint, or save after a whole step",
+                stacklevel=3,
+            )
         slices = any(mesh.step.averages for mesh in self.steps.made)
         if slices and not self.is_new and not self.has_warned_of_slices:
             self.has_warned_of_slices = True
