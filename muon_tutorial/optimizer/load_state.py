@@ -49,11 +49,7 @@ def show_tensors(state: Mapping[Any, Any]) -> None:
 
 
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A pre-hook of ``load_state_dict()``: puts saved parameters into this optimizer's order.
-
-    Raises:
-        UsageError: as ``in_order``; or a saved DTensor is the piece of a rank at another position.
-    """
+    """A pre-hook of ``load_state_dict()``: checks DTensors, and puts saved parameters into this order."""
     ordered = in_order(state_dict["param_groups"], optimizer.param_groups)
     for group, own in zip(ordered, optimizer.param_groups, strict=False):
         for index, param in zip(group["params"], own["params"], strict=False):
