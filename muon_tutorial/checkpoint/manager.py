@@ -16,12 +16,13 @@ import sys
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +43,17 @@ _LONGEST, _MOST_NAMED = 2**16, 1000  # most bytes of ``latest``, and most checkp
 _STEP = re.compile(r"step-(\d{8,})")
 _process = cache(lambda: uuid.uuid4().hex)  # the last line of each ``latest`` that this process writes
 
+_last_savers: MutableMapping[Path, CheckpointManager] = WeakValueDictionary()
+"""The manager of this process that has saved last to a folder, as long as that manager lives."""
+
 
 class CheckpointManager:
     """Saves a model and its optimizer by step into one folder, keeps the newest checkpoints, and loads them.
 
     Every rank makes its own manager of the same folder, on a file system that all ranks share. Only one
     process (or group of ranks) at a time may save to a folder; others may load from it meanwhile. If another
-    process has saved there since this manager's last save, the next save is refused.
+    process has saved there since this manager's last save, the next save is refused. So it is if another
+    manager of this process has saved another optimizer there: two models need two folders.
 
     Args:
         folder: made when the first checkpoint is saved.
@@ -70,6 +75,7 @@ class CheckpointManager:
         self._pending: PendingSave | None = None
         self._newest_own: int | None = None  # the step that was loaded or saved last
         self._has_saved = False  # stays False on all ranks but rank 0
+        self._optimizer: Callable[[], Saveable | None] = lambda: None  # the one saved last, while it lives
 
     def save(
         self,
@@ -114,6 +120,13 @@ class CheckpointManager:
                     f"another process has saved to {self.folder} since this run's last save: each run needs "
                     "a folder of its own, and an earlier job of the same run must have ended"
                 )
+            other = _last_savers.get(self.folder.resolve(), self)
+            if self._has_saved and other is not self and other._optimizer() not in (None, optimizer):
+                raise CheckpointError(
+                    f"another CheckpointManager has saved another optimizer to {self.folder} since this "
+                    "one's last save, and each would remove the other's checkpoints: give each its own folder"
+                )
+            self._optimizer = weakref.ref(optimizer)
             found = contents_to_save(model, optimizer, extra, rename)
             return found if wait else self._copied(found)
 
@@ -252,7 +265,7 @@ class CheckpointManager:
         run, self._newest_own = [step, *before][: min(self.keep, _MOST_NAMED)], step
         lines = "\n".join([*(self._path(its).name for its in run), _process(), ""])
         folders.replace_file(self.folder / LATEST, lines.encode(), save_id)
-        self._has_saved = True
+        self._has_saved, _last_savers[self.folder.resolve()] = True, self
         try:
             folders.remove_all_leftovers(self.folder)
             older = [its for its in self._newest_first() if its < step and self._is_complete(its)]

@@ -66,10 +66,11 @@ class Guard:
 
     ``companions`` are the optimizers that step with this optimizer, such as AdamW. ``unstepped`` are the
     parameters that no optimizer steps, with names. ``beside`` are the other parameters whose gradients were
-    last averaged together with the matrices' gradients. ``broadcasts`` is whether all ranks get the first
-    rank's values when the optimizer is made. ``number`` distinguishes the Muons on a mesh.
-    ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
-    groups' settings at the last check, and ``described`` the texts about them that ranks compare.
+    last averaged together with the matrices' gradients. ``unscaled`` are the gradients that a step unscaled
+    before it was refused. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer
+    is made. ``number`` distinguishes the Muons on a mesh. ``skipped_gradients`` counts the ``zero_grad()``
+    calls that dropped unused gradients. ``said`` are the groups' settings at the last check, and
+    ``described`` the texts about them that ranks compare.
     ``compares_gradients`` is whether the next step must compare gradients again; see ``compare_gradients``.
     ``compared`` are the parameters, by index, that had a gradient in a step before: a parameter's first
     gradient is compared, because DDP does not average it if the parameter was frozen when DDP was made.
@@ -88,11 +89,13 @@ class Guard:
     state: State = State.OPEN
     readied: SeenGradients = field(default_factory=SeenGradients)
     used: SeenGradients = field(default_factory=SeenGradients)
+    unscaled: SeenGradients = field(default_factory=SeenGradients)
     said: list[Any] = field(default_factory=list)
     described: dict[str, str] = field(default_factory=dict)
     is_new: bool = True
     has_warned_of_slices: bool = False
     has_warned_of_copies: bool = False
+    has_looked_for_shards: bool = False
     is_compared: bool = False
     compares_gradients: bool = False
     compared: frozenset[int] = frozenset()
@@ -145,7 +148,7 @@ class Guard:
         call = "step() after ready_gradients()" if is_ready else "step()"
         fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
-        self.beside = beside
+        self.beside, self.is_compared = beside, self.is_compared and not self.is_halfway
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
         if self.state is State.OPEN:  # READY and NOT_FINITE stay until all ranks agree
@@ -167,8 +170,11 @@ class Guard:
         elif self.compares_gradients or begins:
             self.compares_gradients = compare_gradients(steps, again=not begins)
         self.compared = self.compared | present
+        nothing = all(param.grad is None for group in optimizer.param_groups for param in group["params"])
+        if self.steps_done == 0 or (nothing and not self.has_looked_for_shards):
+            self.has_looked_for_shards = nothing
+            warn_of_no_gradients(params_of(optimizer), self.companions_params(), self.steps_done == 0)
         if self.steps_done == 0:
-            warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if not beside and steps[0].step.averages and isinstance(self.world, LiveWorld):
                 warn_of_others_gradients(params_of(optimizer), self.world)
             if self.steps.alone:  # a process group made since then may have ranks with other recipes
@@ -180,7 +186,7 @@ class Guard:
         """Forget the averaged gradients, and count the step if it was taken."""
         if end == "taken":
             self.steps_done, self.is_new, self.is_halfway = self.steps_done + 1, False, False
-        self.skipped_gradients = 0
+        self.skipped_gradients, self.unscaled = 0, SeenGradients()
         self.gradients_changed()
         self.look_at_gradients(optimizer)
 
@@ -349,6 +355,7 @@ class Guard:
             "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
             "the number of steps that have updated the momentum": ", ".join(map(str, sorted(moves))),
             "whether the optimizer has stepped or loaded a state": str(not self.is_new),
+            "whether a step was interrupted halfway (then load a checkpoint)": str(self.is_halfway),
             "whether the state was replaced": str(Changed.STATE in changed),
             "the optimizer's number among the Muons of this mesh": str(self.number),
             "the call": call,
@@ -363,7 +370,7 @@ class Guard:
         If the last call failed halfway, this first forgets the gradients that it averaged. Groups' settings
         are checked only if they have changed since the last check.
         """
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+        if self.state is State.STEPPING:  # the last call failed halfway
             self.gradients_changed()
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -431,15 +438,17 @@ class Guard:
             GradientError: only some ranks found infinity, or ``unscale_`` was not called, so ranks cannot
                 skip together.
         """
-        found_inf = getattr(scaled, "found_inf", None)
+        found_inf, scale = getattr(scaled, "found_inf", None), getattr(scaled, "grad_scale", None)
         if found_inf is None:
             return False
+        scaled.found_inf, scaled.grad_scale = None, 1  # if this step fails, the scaler multiplies this scale
+        scale = scale if isinstance(scale, Tensor) else None
         if self.hooks.reduction is not None:
             raise UsageError(
                 "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
                 "(bf16 needs no scaler)"
             )
-        steps, scale = self.current_steps(optimizer), getattr(scaled, "grad_scale", None)
+        steps, params = self.current_steps(optimizer), params_of(scaled)
         if scale is not None and any(mesh.step.averages for mesh in steps):
             raise GradientError(
                 "these gradients are each rank's own, and may overflow on one rank alone: scale with "
@@ -448,15 +457,22 @@ class Guard:
             )
         # This is a list, not a generator, so that every mesh takes part.
         answers = [mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps]
-        if not any(answers) and scale is not None:
+        if not any(answers) and scale is not None and self.unscaled.were_skipped(params):
             inverse = scale.double().reciprocal().float()  # as in GradScaler
-            for param in params_of(scaled):
+            for param in params:
                 if param.grad is not None:
                     param.grad.mul_(inverse.to(param.grad.device))
+            self.unscaled = SeenGradients.of(params, changes_count=False)
         return any(answers)
 
     def warn_of_slices(self) -> None:
-        """Warn once if this rank would save a slice that no other rank has."""
+        """Warn if a step was interrupted, and once if this rank would save a slice that no other has."""
+        if self.is_halfway:
+            warnings.warn(
+                "step() was interrupted halfway, so only some parameters have been stepped, and this "
+                "state_dict() fits no step: load the last checkpoint, or save after a whole step",
+                stacklevel=3,
+            )
         slices = any(mesh.step.averages for mesh in self.steps.made)
         if slices and not self.is_new and not self.has_warned_of_slices:
             self.has_warned_of_slices = True
@@ -485,7 +501,7 @@ class NoGuard(Guard):
         """Return the steps as first made, without looking whether a host has changed the parameters since."""
         if error is not None:
             raise error
-        if self.state is State.STEPPING and self.hooks.reduction is None:  # the last call failed halfway
+        if self.state is State.STEPPING:  # the last call failed halfway
             self.gradients_changed()
         self.hooks.finish()
         steps = self.current_steps(optimizer) if not self.steps.made_for.each else self.steps.made

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
 from ..guard.changed_parameters import widened
@@ -48,8 +49,28 @@ def show_tensors(state: Mapping[Any, Any]) -> None:
 
 
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A pre-hook of ``load_state_dict()``: puts saved parameters into this optimizer's order."""
-    return {**state_dict, "param_groups": in_order(state_dict["param_groups"], optimizer.param_groups)}
+    """A pre-hook of ``load_state_dict()``: checks DTensors, and puts saved parameters into this order."""
+    ordered = in_order(state_dict["param_groups"], optimizer.param_groups)
+    for group, own in zip(ordered, optimizer.param_groups, strict=False):
+        for index, param in zip(group["params"], own["params"], strict=False):
+            entry = state_dict["state"].get(index)
+            for key, held in entry.items() if isinstance(entry, Mapping) else ():
+                _check_piece(key, held, param)
+    return {**state_dict, "param_groups": ordered}
+
+
+def _check_piece(key: str, held: Any, param: Tensor) -> None:
+    """Refuse a DTensor that ``torch.save`` has saved on a rank with another piece of the parameter."""
+    if not isinstance(held, DTensor) or not isinstance(param, DTensor) or held.placements != param.placements:
+        return
+    there, here = (it.device_mesh.get_coordinate() or () for it in (held, param))
+    pairs = zip(held.placements, there, here, strict=True)
+    if any(one != other and not placement.is_replicate() for placement, one, other in pairs):
+        raise UsageError(
+            f"the loaded {key} is the piece of the rank at {there} on the mesh, and this rank is at {here}: "
+            "torch.save saves only its own rank's pieces of DTensors. Save by save_checkpoint() or "
+            "torch.distributed.checkpoint, or load on each rank what it has saved itself"
+        )
 
 
 def in_order(saved: Sequence[Group], own: Sequence[Group]) -> Sequence[Group]:

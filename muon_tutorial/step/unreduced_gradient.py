@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError
@@ -91,15 +92,23 @@ def unmarked(grad: Tensor) -> Tensor:
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
     """Mark every gradient that ``backward()`` produces for these parameters, as long as ``owner`` lives.
 
-    Returns handles, with which the hooks can be removed earlier.
+    Plain gradients are marked again at the end of ``backward()``, because DDP with
+    ``gradient_as_bucket_view=True`` replaces them. Returns handles, with which the hooks can be removed
+    earlier.
     """
+    at_end = Variable._execution_engine.queue_callback
 
     def mark(_: int, param: Tensor) -> None:
         grad = param.grad
         if grad is not None and type(grad) in (Tensor, DTensor) and grad.layout is torch.strided:
             param.grad = marked(grad)  # steps refuse other layouts
 
-    return hook_gradients(params, mark, owner)
+    def mark_twice(index: int, param: Tensor) -> None:
+        mark(index, param)
+        if type(param.grad) is UnreducedGradient:  # a callback of a callback runs after those of DDP
+            at_end(lambda: at_end(partial(mark, index, param)))
+
+    return hook_gradients(params, mark_twice, owner)
 
 
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:

@@ -252,6 +252,19 @@ def test_a_run_notices_that_another_process_saves_to_its_folder(
     one.save(40, *pair)  # it goes on from what the other has saved
 
 
+def test_two_living_managers_of_one_folder_may_save_one_optimizer_but_not_two(tmp_path: Path) -> None:
+    one, other = CheckpointManager(tmp_path), CheckpointManager(tmp_path / ".." / tmp_path.name)
+    pair, its = trained(1), trained(2)
+    for step, kept in enumerate([one, other, one]):
+        kept.save(step, *pair)
+    other = CheckpointManager(tmp_path)
+    other.save(4, *its)
+    with pytest.raises(CheckpointError, match="another CheckpointManager has saved another optimizer to"):
+        one.save(5, *pair)
+    del its, other  # a run that has ended
+    one.save(5, *pair)
+
+
 def test_a_checkpoint_that_a_dead_saver_renamed_is_found(tmp_path: Path) -> None:
     """Where the file system cannot exchange two folders, a kill may leave the old one under this name."""
     kept, pair = CheckpointManager(tmp_path, keep=1), trained(1)

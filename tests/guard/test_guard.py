@@ -396,6 +396,34 @@ def test_after_a_step_that_failed_halfway_all_gradients_count(guard: str) -> Non
     assert not torch.equal(ranks.params[0][-1], before)
 
 
+def after_adamw_failed(rank: int, on: tuple[int, ...]) -> list[str]:
+    """What a state, a second step and one after a load say, if AdamW failed in the first on some ranks."""
+    model = perceptron()
+    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="owner", mesh=build_mesh({"dp": 2}))
+    model(torch.ones(4, 6)).square().sum().backward()
+    if rank in on:
+        with patch.object(both.adamw, "step", side_effect=MemoryError), pytest.raises(MemoryError):
+            both.step()
+    else:
+        both.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both.muon.state_dict()
+        told = [", ".join(str(it.message) for it in caught), heard(both.step)]
+        both.load_state_dict(both.state_dict())
+    return [*told, heard(both.step)]
+
+
+def test_a_step_that_failed_halfway_is_named_when_saved_and_on_all_ranks_if_it_failed_on_some() -> None:
+    zero, one = launch(after_adamw_failed, 2, args=((0,),))
+    assert "step() was interrupted halfway" in zero[0]
+    assert one[0] == ""
+    for said in (zero[1], one[1]):
+        assert said.startswith("MismatchError: ranks would step differently: whether a step was interrupted")
+    for found in launch(after_adamw_failed, 2, args=((0, 1),)):
+        assert found[1:] == ["nothing"] * 2
+
+
 def beside_adamw(rank: int, way: str) -> list[str]:
     """The warnings of two steps of a Muon that averages gradients, with a separate AdamW beside it."""
     model, mesh = perceptron(), build_mesh({"dp": 2})

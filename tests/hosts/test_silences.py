@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial import Muon, MuonWithAdamW, UsageError, launch, split_parameters
+from muon_tutorial import Muon, MuonWithAdamW, TutorialError, build_mesh, launch, split_parameters
 from muon_tutorial.optimizer.audit import audit
 
 from ..optimizer.test_split_parameters import Conv1D, bare
@@ -108,6 +111,16 @@ def made_between(rank: int) -> list[str]:
     return listen(model, optimizer, rank)
 
 
+def sharded_later(rank: int, which: str) -> list[str]:
+    """Muon alone, if its own model is sharded after a step, or if another model is, and has a Muon."""
+    model = network()
+    muon = matrices_alone(model)
+    before, other = listen(model, muon, rank, "same", 1), network() if which == "another" else model
+    fully_shard(other)
+    its = matrices_alone(other) if which == "another" else None
+    return before + listen(other, muon, rank, steps=STEPS - 1)[: 2 + bool(its)]
+
+
 def made_on_meta(rank: int) -> list[str]:
     """A model made on meta should train in silence, and an audit made after ``to_empty`` should see Muon."""
     with torch.device("meta"):
@@ -120,6 +133,24 @@ def made_on_meta(rank: int) -> list[str]:
         nn.init.normal_(param, std=0.1)
     seen = audit(optimizer)
     return [*listen(model, optimizer, rank), seen.report().line]
+
+
+def clipped_in_ddps_buckets(rank: int) -> list[str]:
+    """Clip rows that tp has cut by hand, with DDP's gradients in its buckets; then by the whole norm."""
+    mesh, heard = build_mesh({"dp": 1, "tp": 2}), []
+    for is_static, to_none in product((False, True), (False, True)):
+        model = nn.Linear(4, 2, bias=False)
+        muon = Muon(model.parameters(), strategy="owner", mesh=mesh)
+        ddp = DistributedDataParallel(
+            model, process_group=mesh.get_group("dp"), gradient_as_bucket_view=True, static_graph=is_static
+        )
+        for _ in range(3):
+            muon.zero_grad(to_none)
+            ddp(torch.full((1, 4), 1.0 + rank)).sum().backward()
+            heard.append(refusal(partial(nn.utils.clip_grad_norm_, model.parameters(), 1.0)))
+            muon.ready_gradients(1.0)
+            muon.step()
+    return heard
 
 
 def laid_out_otherwise(rank: int) -> list[str]:
@@ -175,7 +206,7 @@ def fsdp1_before(rank: int, use_orig_params: bool) -> list[str]:
 def refusal(make: Callable[[], object]) -> str:
     try:
         return f"{make()}"
-    except UsageError as error:
+    except TutorialError as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -199,7 +230,16 @@ CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     "gradients averaged by hand": (lambda rank: ignored(rank, averaged=True), QUIET),
     "an expert without a first gradient": (own_expert, ("", *["gradient of expert.weight is not .*ep"] * 2)),
     "made between two fully_shard": (made_between, (rf"2\.weight, 2\.bias.*{NOT_STEPPED}", "", "")),
+    "Muon alone, made before fully_shard": (
+        lambda rank: sharded_later(rank, "its own"),
+        ("", "^no parameter of this Muon has a gradient", ""),
+    ),
+    "a step without gradients": (lambda rank: sharded_later(rank, "another"), QUIET),
     "made on the meta device": (made_on_meta, (*QUIET, "^this is Muon")),
+    "clipped in DDP's buckets": (
+        clipped_in_ddps_buckets,
+        ["^GradientError: this gradient is this rank's own"] * 12,
+    ),
     "modules sharded by themselves": (laid_out_otherwise, ()),
     "FSDP1 later": (lambda rank: fsdp1_later(rank, True), [FLAT] * 3),
     "FSDP1 later, one flat parameter": (lambda rank: fsdp1_later(rank, False), [IN_A_FLAT_ONE] * 3),

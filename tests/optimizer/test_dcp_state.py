@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, build_mesh, create_dtensor_config, launch
 
+from ..configs.setups import heard
 from ..exhaustive import left_out
 from ..oracle import whole
 
@@ -177,6 +179,24 @@ def test_training_resumes_to_the_bit_from_dcps_files(tmp_path, ranks: int, thoro
             assert_resumed(stages[layout, kind, how], *moved)
         for case in alone:
             assert_resumed(stages[case], "2.weight momentum_buffer")
+
+
+def load_shards(rank: int, folder: str) -> list[str]:
+    """What this rank hears if it loads what ``torch.save`` wrote on rank 0 and on rank 1."""
+    model = network()
+    fully_shard(model)
+    both = optimizer_of(model)
+    train(model, both, range(1))
+    torch.save(both.state_dict(), f"{folder}/{rank}.pt")
+    dist.barrier()
+    files = [torch.load(f"{folder}/{saver}.pt", weights_only=False) for saver in (0, 1)]
+    return [heard(partial(both.load_state_dict, file)) for file in files]
+
+
+def test_a_rank_loads_its_own_shards_and_no_others(tmp_path) -> None:
+    for rank, told in enumerate(launch(load_shards, 2, args=(str(tmp_path),))):
+        assert told.pop(rank) == "nothing"
+        assert told[0].startswith("UsageError: the loaded momentum_buffer is the piece of the rank at (")
 
 
 def save_slices(rank: int, folder: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from muon_tutorial.engine.travel import all_reduce
 from muon_tutorial.errors import MismatchError, StrategyError
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, layerwise
+from muon_tutorial.step import step as steps
 
 from ..configs.setups import heard
 
@@ -203,6 +205,27 @@ def test_after_a_refusal_changed_gradients_are_sent_anew() -> None:
     late, early = (launch(refused_and_changed, 2, args=(which,)) for which in (False, True))
     for of_late, of_early in zip(late, early, strict=True):
         assert all(map(torch.equal, of_late, of_early))
+
+
+def interrupted(rank: int, guard: str) -> list[list[Tensor]]:
+    """Parameters after a step, and after one whose ``ready_gradients()`` failed before AdamW's part."""
+    found, own = [], {"tp_dim": None, "overlap_grad_reduce": True, "guard": guard}
+    for fails in (False, True):
+        model, mesh = Branches(), build_mesh({"dp": 2})
+        both = MuonWithAdamW.from_model(model, lr=0.02, strategy="zero1", mesh=mesh, muon=own)
+        model(torch.full((2, 16), rank + 0.5), with_extra=True).square().sum().backward()
+        if fails:
+            with patch.object(steps, "average_others", side_effect=MemoryError), pytest.raises(MemoryError):
+                both.ready_gradients()
+        both.step()
+        found.append([param.detach() for param in model.parameters()])
+    return found
+
+
+@pytest.mark.parametrize("guard", ["on", "off"])
+def test_after_ready_gradients_has_failed_all_gradients_are_averaged(guard: str) -> None:
+    for whole, after in launch(interrupted, 2, args=(guard,)):
+        assert all(map(torch.equal, whole, after))
 
 
 def straddled(rank: int) -> list[str]:

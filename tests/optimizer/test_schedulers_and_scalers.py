@@ -174,6 +174,22 @@ def scaled_without_gradients(rank: int) -> tuple[str, str]:
     return error_of(partial(scaler.step, laid_out("owner")[1]))
 
 
+def scaled_after_a_refusal(rank: int) -> list[list[Any]]:
+    """Gradients after scaled steps: one not refused, one repeated, and one with new gradients."""
+    found = []
+    for backwards in ((0,), (1,), (0, 1)):
+        model, both = laid_out("owner")
+        scaler = torch.amp.GradScaler("cpu")
+        for go in (1, 0) if 1 in backwards else (0,):
+            if go in backwards:
+                both.zero_grad()
+                scaler.scale(model(torch.ones(2, 6)).sum()).backward()
+            both.muon.param_groups[0]["momentum"] = 0.9 - rank * go / 2
+            assert (error_of(partial(scaler.step, both))[0] == "MismatchError") == go
+        found.append([param.grad for param in model.parameters()])
+    return found
+
+
 def clip_zero1(rank: int) -> list[str]:
     """The texts of the errors that torch's clip functions raise, with each ``foreach``."""
     heard = []
@@ -229,7 +245,14 @@ def everything(rank: int) -> dict[Any, Any]:
     """All cases in one launch; after each, the ranks can go on together."""
     found: dict[Any, Any] = {case: scaled_steps(rank, *case) for case in (*SKIPPED, *REFUSED)}
     found |= {layout: laid_out(layout)[1]._step_supports_amp_scaling for layout in SKIPS_ITSELF}
-    cases = (scaled_without_gradients, clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)
+    cases = (
+        scaled_without_gradients,
+        scaled_after_a_refusal,
+        clip_zero1,
+        unfreeze_and_clip,
+        end_and_clip,
+        save_zero1,
+    )
     return found | {case.__name__: case(rank) for case in cases}
 
 
@@ -269,6 +292,13 @@ def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, c
 
 def test_a_scaled_step_without_gradients_is_a_step(results: Results) -> None:
     assert [of_rank["scaled_without_gradients"] for of_rank in results] == [("nothing", "")] * 2
+
+
+def test_a_scaled_step_that_was_refused_is_unscaled_once(results: Results) -> None:
+    for found in results:
+        once, repeated, anew = found["scaled_after_a_refusal"]
+        assert all(map(torch.equal, once, repeated))
+        assert all(map(torch.equal, once, anew))
 
 
 def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
