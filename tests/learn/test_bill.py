@@ -35,11 +35,8 @@ def scaled(phase: str, factor: int) -> Any:
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_bill_by_hand_is_the_ledgers_and_par_is_its_total(dp: int, tp: int) -> None:
-    verdict = exercises.bill_exercise(dp, tp).check(lesson.bill)
-    assert verdict
-    total = costs.bill_of("", costs.plans_of(dp, tp)["zero1"]).total
-    assert f"Yours takes {total:g} bytes" in verdict.message
+def test_the_bill_by_hand_is_the_ledgers(dp: int, tp: int) -> None:
+    assert exercises.bill_exercise(dp, tp).check(lesson.bill)
     wrong = exercises.bill_exercise(dp, tp).check(scaled("dp gather", 3))
     assert dp == 1 or (", dp gather: " in wrong.message and "bfloat16: 2 bytes an entry" in wrong.message)
 
