@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -184,12 +183,8 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     right = changed(lambda on, keeper: (set(on), keeper))
     praise = "Any entry, any grid: you know where it is."
     say = "up[{0}, {1}] on a grid of dp {2}, tp {3}, length {4}"
-    exercise = written(right, cases, *slips, say=say, hints=hints, praise=praise)
-
-    def judge(answer: Callable[..., Any]) -> str | Diagnosis | None:
-        return exercise.judge(answer) or Diagnosis("", picture=draw_answers(answer, dp, tp))
-
-    return replace(exercise, judge=judge)
+    draw = partial(draw_answers, dp=dp, tp=tp)
+    return written(right, cases, *slips, say=say, draw=draw, hints=hints, praise=praise)
 
 
 def qkv_exercise() -> Exercise:

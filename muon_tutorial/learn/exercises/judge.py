@@ -269,13 +269,15 @@ def written(
     *slips: Slip,
     say: str,
     hints_of: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    draw: Callable[..., Picture] | None = None,
     **more: Any,
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
     ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
     ``slips``, the message says which slip that is. If ``right`` returns a dictionary, the first wrong key is
-    named, with its hints from ``hints_of``. ``more`` are other fields of the exercise.
+    named, with its hints from ``hints_of``. ``draw`` shows what a right answer does. ``more`` are other
+    fields of the exercise.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -284,7 +286,7 @@ def written(
     >>> twice.check(lambda n: n + n)
     Right. So it is.
     """
-    return Exercise(partial(_judge_written, right, cases, slips, say, hints_of), **more)
+    return Exercise(partial(_judge_written, right, cases, slips, say, hints_of, draw=draw), **more)
 
 
 def _judge_written(
@@ -294,6 +296,7 @@ def _judge_written(
     say: str,
     hints_of: Mapping[str, tuple[str, ...]],
     function: Callable[..., Any],
+    draw: Callable[..., Picture] | None,
 ) -> Diagnosis | None:
     found, wanted = list[Any](), [right(*deepcopy(case)) for case in cases]
     for case in cases:
@@ -318,7 +321,7 @@ def _judge_written(
                 return Diagnosis(f"{where} is still open.", hints)
             what = _ASKED if is_text(mine, due) else f"{_short(mine)}, where {_short(due)} is right."
             return Diagnosis(" ".join([f"{where}: {what}", *made][:2]), hints)
-    return None
+    return Diagnosis("", picture=draw(function)) if draw else None
 
 
 def _alike(mine: Any, right: Any, within: float = 1e-6) -> bool:
