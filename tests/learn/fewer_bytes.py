@@ -139,7 +139,7 @@ def wrong_on_rank_3(course: Any) -> Any:
 def prints_and_sends_twice(course: Any) -> Any:
     class Sends(course.DistributedMuon):
         def apply(self, bucket: Any, updates: Tensor) -> Tensor:
-            sending = dist.isend(torch.ones(1), group=self.tp_group, group_dst=1 - self.tp_rank)
+            sending: Any = dist.isend(torch.ones(1), group=self.tp_group, group_dst=1 - self.tp_rank)
             dist.recv(torch.empty(1), group=self.tp_group, group_src=1 - self.tp_rank)
             sending.wait()
             return super().apply(bucket, updates)

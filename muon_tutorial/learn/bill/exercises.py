@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ... import Grid, zero1
-from ..exercises.judge import Exercise, guesses, numbers, written
+from ..exercises.judge import Exercise, Par, guesses, numbers, written
 from ..my_muon.reference import bill as bill
 from ..the_mirror.on_ranks import small_matrices
 from . import costs
@@ -48,6 +48,9 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
             sent = bill_of("zero1", plan, at.rank).sent
             case = costs.entries_of_rank(plan), costs.touched_entries(plan, at), at.size("dp"), at.size("tp")
             due[case] = {phase: sent.get(phase, 0) for phase in _BILL_HINTS}
+    own = plans_of(dp, tp)["zero1"]
+    entries = costs.entries_of_rank(own), costs.touched_entries(own, own.grid.at(0))
+    par = Par("bytes", bill_of("zero1", own).total, lambda bill: sum(bill(*entries, dp, tp).values()))
     praise = "Your bytes of every phase are the ledger's, on every grid that was tried."
     return written(
         lambda *case: due[case],
@@ -55,6 +58,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
         say="total {:,}, touched {:,}, dp={} and tp={}",
         hints_of=_BILL_HINTS,
         praise=praise,
+        par=par,
         keeps=("bill",),
     )
 

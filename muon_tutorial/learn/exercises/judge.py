@@ -150,9 +150,9 @@ class Exercise:
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
             self.wrong = 0
             mine = self.par.count(*answers) if self.par else math.nan
-            par = self.par.say(mine) if self.par else ""
-            said = (self.praise, par, patience, *self._keep(answers, mine))
-            return AnswerVerdict(True, " ".join(part for part in said if part))
+            score = self.par.say(mine) if self.par else ""
+            said = self.praise, score, patience, *self._keep(answers, mine)
+            return AnswerVerdict(True, " ".join(filter(None, said)))
         self.wrong += 1
         found = wrong if isinstance(wrong, Diagnosis) else Diagnosis(wrong)
         hint = self._hint(found)
