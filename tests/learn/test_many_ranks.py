@@ -309,9 +309,9 @@ ANSWERED = [
     (layer_with(lambda rows, back, weights: rows), "in the order in which it sent the tokens"),
     (
         layer_with(lambda rows, back, weights: rows[1:]),
-        "must return one row for each of its 3 tokens, not (2, 2)",
+        "must return one row for each of its 3 tokens, not torch.Size([2, 2])",
     ),
-    (layer_with(lambda rows, back, weights: None), "one row for each of its 3 tokens, not NoneType"),
+    (layer_with(lambda rows, back, weights: None), "one row for each of its 3 tokens, not None"),
     (layer_with(lambda rows, back, weights: weights[:, None] * rows[back] + 1), "has [["),
     (layer_with(home=unrecorded), "no gradient reaches the expert of rank 0: autograd records nothing"),
     (layer_with(out=unrecorded), "no gradient reaches the tokens of rank 0: autograd records nothing"),

@@ -155,10 +155,10 @@ class Exercise:
             patience = f"It took {self.wrong + 1} tries, and you stayed with it." if self.wrong > 1 else ""
             self.wrong = 0
             mine = self.par.count(*answers) if self.par else math.nan
-            par = self.par.say(mine) if self.par else ""
-            said = (self.praise, par, patience, *self._keep(answers, mine))
+            score = self.par.say(mine) if self.par else ""
+            said = self.praise, score, patience, *self._keep(answers, mine)
             drawn = self.draw(*answers) if self.draw else found.picture
-            return AnswerVerdict(True, " ".join(part for part in said if part), drawn)
+            return AnswerVerdict(True, " ".join(filter(None, said)), drawn)
         self.wrong += 1
         hint = self._hint(found)
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)

@@ -189,8 +189,9 @@ def experts_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "tokens[expert_of.argsort(stable=True)] puts tokens for the same expert next to each other.",
         "all_to_all_single(came, by_expert, take, send, group=group): both lists hold whole numbers.",
     )
+    play = partial(run_tokens, dp=dp, tp=tp, backend=backend, back=False)
     praise = "Each rank has its expert's tokens, and no token went anywhere else."
-    judge = judge_on_ranks(partial(run_tokens, dp=dp, tp=tp, backend=backend), partial(judge_tokens, dp, tp))
+    judge = judge_on_ranks(play, partial(judge_tokens, dp, tp))
     return Exercise(judge, hints, praise, optional=True)
 
 
@@ -237,7 +238,7 @@ def judge_layer(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
         tokens, expert_of, weights, matrix = layers[rank // tp]
         right, bare, scale = due[rank // tp], plain[rank // tp], weights[:, None]
         if not isinstance(found, Tensor) or found.shape != right.shape:
-            what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            what = getattr(found, "shape", found)
             return f"Rank {rank} must return one row for each of its {len(tokens)} tokens, not {what}."
         sent, own = expert_of.argsort(stable=True), answers_of(tokens, matrix) * scale
         turned = "has its answers in the order in which it sent the tokens. The tokens' order is another."
@@ -264,6 +265,5 @@ def judge_layer(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    on_grid = experts_exercise(dp, tp, backend), layer_exercise(dp, tp, backend)
-    limits = most_exercise(), fits_exercise()
-    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz(), *limits, *on_grid
+    alone = (unseen_exercise, enough_exercise, wires_exercise, quiz, most_exercise, fits_exercise)
+    return *(make() for make in alone), experts_exercise(dp, tp, backend), layer_exercise(dp, tp, backend)

@@ -37,9 +37,7 @@ def answers_of(tokens: Tensor, matrix: Tensor) -> Tensor:
     return (tokens @ matrix).square()
 
 
-def run_tokens(
-    function: Callable[..., Any], dp: int, tp: int, backend: str = "gloo", back: bool = False
-) -> list[Any]:
+def run_tokens(function: Callable[..., Any], dp: int, tp: int, backend: str, back: bool) -> list[Any]:
     """What ``function(tokens, expert_of, group)`` returns on each rank; each dp group has dp experts.
 
     ``back``: also the way back. The function gets weights and the expert, too, and gradients are returned.
