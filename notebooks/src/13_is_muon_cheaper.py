@@ -541,11 +541,13 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# On a ring, AdamW's gradients and weights take 2 bytes an entry each, and `zero1` adds x, with 2 more. On Gloo AdamW's
+# reduce_scatter is an all_reduce, which sends twice as much, so AdamW sends 2 + 1 parts where `layerwise`, with a reduce
+# and a broadcast, sends 1 + 1. The third depends on machine and model, so only the planner can say it.
+#
 # ```python
-# sums = lesson.mean_of_group(counted, tp)
-# ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
-# gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
 # step = lesson.muon_step("all fp32", "layerwise")
+# ring, gloo = (2 + 2 + 2) / (2 + 2), (1 + 1) / (2 + 1)
 # answers = {"bf16": ring, "gloo": gloo, "Newton–Schulz": step.product / step.seconds}
 # ```
 #
