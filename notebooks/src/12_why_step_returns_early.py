@@ -228,7 +228,7 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 best_link = ...  # "20 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
 
 # %% tags=["answer"]
-saved = {}
+saved = {}  # on each link, with lesson.MOST, the largest window that is tried, in place of 1
 for each in lesson.LINKS:
     one, most = (lesson.predict(each, size).milliseconds for size in (1, lesson.MOST))
     saved[each] = 1 - most / one
@@ -487,8 +487,8 @@ lesson.draw_slow_links(runs, with_window_3)
 # ## Optional: a pipeline's stages wait for each other
 #
 # In a pipeline each rank, a **stage**, has some layers, and a batch comes in **micro-batches**. Each goes forward (F)
-# through all stages, then backward (B, twice as long). In the order
-# of GPipe (an early library for pipelines), all forwards come first:
+# through all stages, then backward (B, twice as long). In the order of GPipe, an early library for pipelines, all
+# forwards come first:
 
 # %%
 def gpipe(stage, stages, micro):

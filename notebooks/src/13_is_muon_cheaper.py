@@ -152,7 +152,7 @@ print(lesson.say_counted(counted, tp))
 # %%
 bytes_sent = by_hand.accepted_or(lesson.bytes_sent)
 for name, dtype in lesson.DTYPES.items():
-    print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
+    print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))  # length_of: the bucket's entries
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
@@ -423,7 +423,8 @@ print(lesson.say_waits(timeline, waited))
 #
 # ## Time of the whole step
 #
-# Forward and backward grow with the batch, but the optimizer's step does not:
+# Forward and backward grow with the batch, but the optimizer's step does not (`boundary` is lesson 10's `zero1` that
+# gathers only matrices that straddle a boundary):
 
 # %%
 print(lesson.say_steps())
@@ -451,7 +452,7 @@ print(lesson.say_steps())
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-slow = ...  # "zero1", "boundary" (zero1 that gathers at boundaries only) or "layerwise"
+slow = ...  # "zero1", "boundary" or "layerwise"
 
 # %% tags=["answer"]
 compare({"slow": slow}, {"slow": lesson.slow_winner()})
