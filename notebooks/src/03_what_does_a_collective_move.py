@@ -480,9 +480,12 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# An all_reduce has two halves, and in each of them a rank sends every piece but one, in a message of its own. The
+# all_gather is one of these halves. With P = 8, a half sends seven eighths of the entries, at 2 bytes each.
+#
 # ```python
-# count, size = 2 * (ranks - 1), lesson.ring_formula("all_reduce", 1_000_000, 2, 8)
-# answers = {"messages": count, "share": 0.5, "bytes": size}
+# size = 2 * 7 / 8 * 1_000_000 * 2
+# answers = {"messages": 2 * (ranks - 1), "share": 1 / 2, "bytes": size}
 # ```
 #
 # </details>

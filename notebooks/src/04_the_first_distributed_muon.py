@@ -432,9 +432,16 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Rank 0 fills the places of its own matrices, and brings zeros for all others. In an all_gather it sends a segment, as
+# long as the longest, for each rank but one, at 2 bytes an entry. Six owners meet layers of six matrices, so the busiest
+# gets a large matrix, three times the work of a square one, from each of the 12 layers. A fair share is a sixth of all
+# work.
+#
 # ```python
-# sent = counted[0][1].ring
-# answers = {"zeros": first.zeros(0), "busiest": lesson.fair_shares(6), "bytes": sent}
+# sizes = 2 * (4 * [1024] + 2 * [4096])
+# own = [sum(sizes[rank::dp]) for rank in range(dp)]
+# busiest = 12 * 3 / (12 * (4 + 2 * 3) / 6)
+# answers = {"zeros": sum(sizes) - own[0], "busiest": busiest, "bytes": 2 * (dp - 1) * max(own)}
 # ```
 #
 # </details>

@@ -380,11 +380,19 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# A slice is a bucket divided by dp and rounded up, and what this adds is padding. It comes last, so rank 0 has none of
+# it. With buckets of at most 100 entries, a matrix joins the one before it only if there is still room for both: at the
+# default parameters only F and G fit together.
+#
 # ```python
-# mine = [meta.local_range for meta in plan.dist_meta(plan.grid.at(0))]
-# kept = sum(stop - start for start, stop in mine)
-# buckets = len(lesson.plan_of(dp, tp, 100).buckets)
-# answers = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": buckets}
+# totals = [sum(sizes[entry.matrix.name] for entry in each.entries) for each in plan.buckets]
+# kept = sum(math.ceil(total / dp) for total in totals)
+# buckets, room = 0, 0
+# for size in sizes.values():
+#     if size > room:
+#         buckets, room = buckets + 1, 100
+#     room -= size
+# answers = {"kept": kept, "padding": dp * kept - sum(totals), "buckets": buckets}
 # ```
 #
 # </details>

@@ -521,9 +521,15 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Each rank takes `most` columns of down until none are left. The buffer has room for the largest piece of both weights,
+# and dp cuts it, rounded up. At tp = 3 each of q, k and v is cut after its 4th and its 8th row. Heads end after the 3rd,
+# the 6th and the 9th, so both cuts fall inside a head, and in all three matrices it is the same head.
+#
 # ```python
-# columns = shape_of((6, 10), "row", tp - 1, tp)[1]
-# answers = {"columns": columns, "kept": lesson.slice_length(dp, tp), "torn": lesson.count_torn(3)}
+# most = -(-10 // tp)  # rows of up, columns of down
+# columns = max(0, min(most, 10 - most * (tp - 1)))
+# kept = -(-(most * 8 + 6 * most) // dp)
+# answers = {"columns": columns, "kept": kept, "torn": 2}
 # ```
 #
 # </details>

@@ -409,6 +409,10 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Phases 1, 2 and 7 ask once each, for the whole bucket, and phase 3 once for each matrix of which rank 0's slice has a
+# part. At the default parameters these are up and o, so it makes 3 + 2 requests. The boundary of the slices falls
+# inside o, so both places along dp need all of it, and at each place every tp rank gathers it: 2 · tp.
+#
 # ```python
 # asked = len(here.diaries[0].sent)
 # whole = len(here.workers("o"))

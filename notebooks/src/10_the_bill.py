@@ -312,6 +312,10 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# At the default parameters, a rank's bucket has 2,048 entries of up, 512 of o and 2,048 of down, and a slice is half of
+# that, 2,304. So rank 0 keeps up and half of o. Of the two only o straddles, which saves sending up: 2,048 entries of
+# 2 bytes. The state is 2,304 momenta of 4 bytes. All of up lies in one slice, so only that place's tp ranks work on it.
+#
 # ```python
 # bills = {name: lesson.bill_of(name, plan) for name, plan in plans.items()}
 # saved = bills["zero1"].total - bills["zero1, boundary"].total

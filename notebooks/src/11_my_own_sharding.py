@@ -102,9 +102,14 @@ compare({"rows": rows, "got": got}, lesson.run_owner_of_nothing(dp, tp, seed, ba
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `torch.chunk` rounds rows / ranks up, so each rank takes `step` rows until none are left, and the last may get none.
+# It is the owner all the same, and only the owner gets the matrix.
+#
 # ```python
-# rows = lesson.rows_of(lesson.bad_rows(dp * tp), dp * tp)
-# got = [None] * (dp * tp - 1) + ["tensor"]
+# ranks, count = dp * tp, lesson.bad_rows(dp * tp)
+# step = math.ceil(count / ranks)
+# rows = [max(0, min(step, count - step * rank)) for rank in range(ranks)]
+# got = [None] * (ranks - 1) + ["tensor"]
 # ```
 #
 # </details>

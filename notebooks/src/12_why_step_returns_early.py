@@ -228,7 +228,7 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 best_link = ...  # "20 Mbit/s", "200 Mbit/s", "1 Gbit/s" or "loopback"
 
 # %% tags=["answer"]
-saved = {}
+saved = {}  # on each link, with lesson.MOST, the largest window that is tried, in place of 1
 for each in lesson.LINKS:
     one, most = (lesson.predict(each, size).milliseconds for size in (1, lesson.MOST))
     saved[each] = 1 - most / one
@@ -405,10 +405,13 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# A gather is shorter than the work on a matrix, so from a window of 2 on, each gather but the first is over before the
+# rank needs its matrix. Nothing hides the first: the rank waits for it, and then works without a pause. With a window
+# of 3 it holds the matrix that it works on, and those that it has asked for ahead.
+#
 # ```python
-# timed = {window: lesson.time_loop(lesson.prefetch, quick, window, dp * tp) for window in (2, 3, 4)}
-# exposed = round(1000 * timed[2].timeline.total("wait", 0))
-# answers = {"window 4": timed[4].milliseconds, "held": timed[3].watch.held, "exposed": exposed}
+# gather, work, count = 2, 3, 4
+# answers = {"window 4": gather + count * work, "held": 1 + 2, "exposed": gather}
 # ```
 #
 # </details>
@@ -484,7 +487,8 @@ lesson.draw_slow_links(runs, with_window_3)
 # ## Optional: a pipeline's stages wait for each other
 #
 # In a pipeline each rank, a **stage**, has some layers, and a batch comes in **micro-batches**. Each goes forward (F)
-# through all stages, then backward (B, twice as long). In GPipe's order, all forwards come first:
+# through all stages, then backward (B, twice as long). In the order of GPipe, an early library for pipelines, all
+# forwards come first:
 
 # %%
 def gpipe(stage, stages, micro):

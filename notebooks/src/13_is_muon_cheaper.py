@@ -152,7 +152,7 @@ print(lesson.say_counted(counted, tp))
 # %%
 bytes_sent = by_hand.accepted_or(lesson.bytes_sent)
 for name, dtype in lesson.DTYPES.items():
-    print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
+    print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))  # length_of: the bucket's entries
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
@@ -423,7 +423,8 @@ print(lesson.say_waits(timeline, waited))
 #
 # ## Time of the whole step
 #
-# Forward and backward grow with the batch, but the optimizer's step does not:
+# Forward and backward grow with the batch, but the optimizer's step does not (`boundary` is lesson 10's `zero1` that
+# gathers only matrices that straddle a boundary):
 
 # %%
 print(lesson.say_steps())
@@ -451,7 +452,7 @@ print(lesson.say_steps())
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-slow = ...  # "zero1", "boundary" (zero1 that gathers at boundaries only) or "layerwise"
+slow = ...  # "zero1", "boundary" or "layerwise"
 
 # %% tags=["answer"]
 compare({"slow": slow}, {"slow": lesson.slow_winner()})
@@ -541,11 +542,13 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# On a ring, AdamW's gradients and weights take 2 bytes an entry each, and `zero1` adds x, with 2 more. On Gloo AdamW's
+# reduce_scatter is an all_reduce, which sends twice as much, so AdamW sends 2 + 1 parts where `layerwise`, with a reduce
+# and a broadcast, sends 1 + 1. The third depends on machine and model, so only the planner can say it.
+#
 # ```python
-# sums = lesson.mean_of_group(counted, tp)
-# ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
-# gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
 # step = lesson.muon_step("all fp32", "layerwise")
+# ring, gloo = (2 + 2 + 2) / (2 + 2), (1 + 1) / (2 + 1)
 # answers = {"bf16": ring, "gloo": gloo, "Newton–Schulz": step.product / step.seconds}
 # ```
 #

@@ -146,7 +146,7 @@ enough.check(enough_owners)
 
 # %%
 enough_owners = enough.accepted_or(lesson.enough_owners)
-for model in (lesson.UNSEEN, lesson.MODEL):
+for model in (lesson.UNSEEN, lesson.MODEL):  # the 8B, and the top picture's 70B
     owners = enough_owners(lesson.seconds_of(model))
     print(f"{model}: {owners} owners, so with tp=8 ranks beyond {8 * owners:,} do not help")
 
@@ -234,8 +234,9 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 # Newton–Schulz is products of known sizes. In a step it also matters what is sent, when, and over which links. HSDP's
 # optimizer, for example, sends during the next forward pass, which the planner does not know.
 #
-# The speed of the links between the A800s' nodes was not published, and for GB300s the planner took the rates of B200s.
-# From 8 to 32 H100s Newton–Schulz gets 3.3 times faster; the planner says 4.0.
+# The speed of the links between the nodes of A800s, older GPUs than the H100, was not published. For GB300s, newer
+# ones, the planner took the rates of B200s. From 8 to 32 H100s Newton–Schulz gets 3.3 times faster; the planner says
+# 4.0.
 #
 # `results/published.md` has all rows with their sources, what had to be assumed, and what the planner gets wrong:
 # batches of thin matrices are planned 27 times too slow, and a ratio of two planned times is up to 2.5 times off.
@@ -296,6 +297,7 @@ most.check(most_ranks)
 
 # %%
 most_ranks = most.accepted_or(lesson.most_ranks)
+# TOKENS: of the batch; FLOPS: of an H100 in a second; card(): bytes that a network card sends in a second
 lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 
 # %% [markdown]
@@ -324,7 +326,8 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 #
 # tp's products take 4 · tokens · D · F / (P · flops) seconds, and the all_reduce 4 · tokens · D · (P − 1) / (P ·
 # bandwidth). The tokens cancel, and F takes their place: P − 1 ≤ F · bandwidth / flops. A larger batch does not help,
-# and over network cards the limit is below a node's 8 GPUs. Over NVLink it could be much larger.
+# and over network cards the limit is below a node's 8 GPUs. Over NVLink, the faster links inside a node, it could be
+# much larger.
 #
 # ```python
 # zero3 = "as many"

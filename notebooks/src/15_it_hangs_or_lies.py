@@ -91,6 +91,9 @@ agree = ...  # a bool
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# A step uses its learning rate only when an owner updates its weights, so all rungs before `share` are still right. Then
+# the owner sends these weights to its dp group, in which all ranks now have the same wrong ones.
+#
 # ```python
 # rung = "share"
 # agree = True
@@ -330,6 +333,8 @@ clinic.check("lie", repair_lie)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
+#
+# Lines 84 and 85 halve the learning rate of rank 1 alone. Without them all owners have the same rate, as in the oracle.
 #
 # ```python
 # repair_lie = {84: "", 85: ""}
@@ -603,10 +608,12 @@ quiz.check(answers)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# Rank 2 has left the loop. Its tp and dp neighbours wait for it, and the others wait for them, so all but rank 2 give up
+# in the end. The lying run's copies agree, because a dp group gets each matrix from one owner. Up to step 2 that run is
+# right, and there rank 1's learning rate changes.
+#
 # ```python
-# waiting = sum(bool(report.stuck) for report in hang.reports)
-# agree_at_end = lesson.copies_agree(lie)
-# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
+# answers = {"waiting": dp * tp - 1, "agree": 1, "step": 2}
 # ```
 #
 # </details>

@@ -322,6 +322,9 @@ compare({"decays_more": decays_more, "stops": stops}, lesson.found_traps())
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `torch.optim.Muon` decays by 0.1, AdamW by 0.01. torch.compile puts `_orig_mod.` before all names, so the plain model
+# does not find its own and refuses. The other four only change numbers, and PyTorch cannot know which ones you meant.
+#
 # ```python
 # decays_more = "Muon"
 # stops = "checkpoint keys"
