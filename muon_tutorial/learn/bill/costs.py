@@ -77,12 +77,8 @@ def entries_of_rank(plan: Plan) -> int:
 
 def touched_entries(plan: Plan, at: Coordinate) -> int:
     """The number of entries that a rank holds in the matrices that it orthogonalizes."""
-    return sum(
-        entry.matrix.box(at).numel
-        for bucket in plan.buckets
-        for entry in bucket.entries
-        if bucket.works_on(entry, at)
-    )
+    touched = (each for bucket in plan.buckets for each in bucket.entries if bucket.works_on(each, at))
+    return sum(each.matrix.box(at).numel for each in touched)
 
 
 def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:

@@ -175,10 +175,8 @@ def fits_exercise() -> Exercise:
         ("With recompute, all layers but one keep 2 bytes, not 34.", of(lambda n, again: 34 * n)),
         ("Each of the layers keeps its activations.", of(lambda n, again: 34)),
     )
-    say, praise = (
-        "{} tokens of {} entries, {} layers, tp={}, recompute={}",
-        "It grows with the tokens of one pass, not of the batch.",
-    )
+    say = "{} tokens of {} entries, {} layers, tp={}, recompute={}"
+    praise = "It grows with the tokens of one pass, not of the batch."
     return written(activation_bytes, cases, *slips, say=say, praise=praise)
 
 
@@ -207,14 +205,12 @@ def judge_tokens(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
         others = {token for token, expert in sent if expert != place}
         strays = sum(token in others for token in found)
         runs = "all_to_all_single cuts its input into runs, so tokens for one expert must stand together."
+        in_order = sorted(found, key=lambda token: token[0]) == found
         wrong = why(
             (strays > 0, f"has {strays} of {len(found)} tokens for another expert. {runs}"),
             (not {*due} >= {*found}, "has rows that are no tokens. Were they ever filled?"),
             (sorted(found) != due, f"needs {len(due)} tokens, each once, and has {len(found)}."),
-            (
-                sorted(found, key=lambda token: token[0]) != found,
-                "has its tokens, but not in the order of the ranks that sent them.",
-            ),
+            (not in_order, "has its tokens, but not in the order of the ranks that sent them."),
         )
         if wrong:
             return f"Rank {rank}, with expert {place}, {wrong}"

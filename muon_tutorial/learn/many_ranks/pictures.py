@@ -13,19 +13,7 @@ from ...timing.recommend import say_seconds
 from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish
 from ..widgets.shell import Shell, choice, play
-from .scaling import (
-    DOUBLINGS,
-    LINKS,
-    MACHINE,
-    MODEL,
-    RANKS,
-    TP,
-    UNSEEN,
-    Averaging,
-    StepAtScale,
-    averaging,
-    steps,
-)
+from .scaling import LINKS, MACHINE, MODEL, RANKS, TP, UNSEEN, Averaging, StepAtScale, averaging, steps
 
 _SIZE = 11
 
@@ -129,8 +117,8 @@ def draw_scale(doubling: int, links: str) -> Picture:
 
 
 def explore_scale(live: bool = True) -> Shell | Picture:
-    still, links = draw_scale(DOUBLINGS - 1, "as built"), choice("all links", list(LINKS))
-    return play(draw_scale, DOUBLINGS, still, live, label="doubling", links=links)
+    last, links = len(RANKS) - 1, choice("all links", list(LINKS))
+    return play(draw_scale, last, draw_scale(last - 1, "as built"), live, label="doubling", links=links)
 
 
 def draw_hidden(most: int) -> Picture:

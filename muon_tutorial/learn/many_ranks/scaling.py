@@ -30,8 +30,7 @@ OWNERS, PLACES = 256, 64
 REPEATED = partial(layerwise, tp="repeat")
 """All ranks along tp work on the matrices of their place, so an owner is a place along dp."""
 TP = 8
-DOUBLINGS = 9
-RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
+RANKS = tuple(32 * 2**doubling for doubling in range(10))
 """The lesson's numbers of ranks: 32, doubled up to 16,384."""
 LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 """The speed of all links relative to the machine's, by its name in the widget."""

@@ -26,14 +26,7 @@ from ...errors import TutorialError
 from ...launching.launch import launch
 from ..course.series import FOLDER, rows
 from . import blocks, on_ranks
-from .blocks import (
-    BrokenFileError,
-    KeptBlock,
-    completed,
-    problem_of,
-    reference,
-    with_block,
-)
+from .blocks import BrokenFileError, KeptBlock, completed, problem_of, reference, with_block
 
 FILE = "my_muon.py"
 SO_FAR = dict(rows(FOLDER / "so_far.txt"))

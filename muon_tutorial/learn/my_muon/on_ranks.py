@@ -121,8 +121,12 @@ def step_beside(
 
 
 def try_steps(module: ModuleType, dp: int, tp: int) -> str:
-    wrong, _ = step_beside(*_start(module, dp, tp))
-    return wrong and f"{wrong}{_say_rounding(module)}"
+    """Where two steps go wrong, and how to get torch's bits if the file's Newton–Schulz gives others."""
+    (wrong, _), G = step_beside(*_start(module, dp, tp)), _integers((10, 6), 4).bfloat16()
+    if not wrong or torch.equal(module.newton_schulz(G), zeropower_via_newtonschulz(G)):
+        return wrong
+    how = "Write both sums of its step with torch.addmm, in G's dtype"
+    return f"{wrong}: newton_schulz rounds elsewhere. {how}"
 
 
 def _try_bill(module: ModuleType, dp: int, tp: int) -> str | None:
@@ -133,14 +137,6 @@ def _try_bill(module: ModuleType, dp: int, tp: int) -> str | None:
         said = f"in the {off[0]}, rank {dist.get_rank()} sends {found[off[0]]} bytes"
         return f"{said}, and the bill says {due.get(off[0], 'nothing of it')}"
     return None
-
-
-def _say_rounding(module: ModuleType) -> str:
-    """How to get torch's bits if the file's Newton–Schulz gives other bits; empty if it gives torch's."""
-    G = _integers((10, 6), 4).bfloat16()
-    if torch.equal(module.newton_schulz(G), zeropower_via_newtonschulz(G)):
-        return ""
-    return ": newton_schulz rounds elsewhere. Write both sums of its step with torch.addmm, in G's dtype"
 
 
 def _try_owners(module: ModuleType, dp: int, tp: int) -> str | None:

@@ -54,21 +54,17 @@ def say_trip(plan: Plan, recording: StepRecording, name: str) -> str:
     rank, bucket = recording.workers(name)[0], plan.buckets[0]
     [entry] = (each for each in bucket.entries if each.matrix.name == name)
     out: list[Route] = [bucket.gradient, bucket.compute, entry.route]
-    routes = [*out, None, entry.route.inverse, bucket.compute.inverse, bucket.parameter]
+    routes = [None, *out, None, entry.route.inverse, bucket.compute.inverse, bucket.parameter]
     dtypes = [route.dtype for route in (bucket.gradient, *out, entry.route, *out[:0:-1], bucket.parameter)]
     lines = [
         "Partial(): a summand on each rank. Replicate(): whole on all. Shard(1): a matrix, cut by columns.",
         "dp's Shard(0): the flat buffer, cut into slices.",
     ]
     lines += [f"{f'rank {rank} holds of {name}:':>70}", f"{'':52}{'entries':>9}{'bytes':>7}  from ranks"]
-    for moment, (tiles, dtype) in enumerate(zip(recording.diaries[rank].tiles[name], dtypes, strict=True)):
-        hops = ""
-        if moment and (route := routes[moment - 1]):
-            hops = ", ".join(
-                f"{hop.axis}: {_name(hop.src)} → {_name(hop.dst)}"
-                for hop in route.hops
-                if isinstance(hop, Hop)
-            )
+    moments = zip(recording.diaries[rank].tiles[name], dtypes, routes, strict=True)
+    for moment, (tiles, dtype, route) in enumerate(moments):
+        found = (hop for hop in (route.hops if route else ()) if isinstance(hop, Hop))
+        hops = ", ".join(f"{hop.axis}: {_name(hop.src)} → {_name(hop.dst)}" for hop in found)
         entries = sum(rows * columns for *_, rows, columns in tiles)
         brought = " ".join(map(str, sorted({tile[0] for tile in tiles})))
         what = f"{moment} {PHASES[moment - 1]}" if moment else "0 start"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ... import DistMeta, Plan
@@ -47,19 +48,14 @@ def address(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, in
 def address_exercise() -> Exercise:
     plan = plan_of(4, 1, 400)
     metas = [meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name in ("A", "C", "E")]
-    cases = [
-        (meta, row, column, length) for meta in metas for row, column, length in ((1, 5, 93), (2, 3, 40))
-    ]
+    cases = [(meta, *spot) for meta in metas for spot in ((1, 5, 93), (2, 3, 40))]
 
-    def turned(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
-        return divmod(meta.global_range[0] + row * meta.shape[0] + column, length)
+    def at(entry: Callable[[DistMeta, int, int], int]) -> Callable[..., tuple[int, int]]:
+        return lambda meta, row, column, length: divmod(entry(meta, row, column), length)
 
-    def alone(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
-        return divmod(row * meta.shape[1] + column, length)
-
-    def by_columns(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
-        return divmod(meta.global_range[0] + column * meta.shape[0] + row, length)
-
+    turned = at(lambda meta, row, column: meta.global_range[0] + row * meta.shape[0] + column)
+    alone = at(lambda meta, row, column: row * meta.shape[1] + column)
+    by_columns = at(lambda meta, row, column: meta.global_range[0] + column * meta.shape[0] + row)
     slips = (
         ("A row has as many entries as the matrix has columns, meta.shape[1].", turned),
         ("Matrices before this one come first: add meta.global_range[0].", alone),
