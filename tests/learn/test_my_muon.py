@@ -453,7 +453,7 @@ def test_scores_stand_above_the_answers_and_neither_disturbs_the_other(reader: P
     compile(after, keep.FILE, "exec")
 
 
-def test_a_file_that_an_editor_saved_with_a_mark_or_without_its_last_newline_stays_whole(reader: Path) -> None:
+def test_a_file_that_an_editor_saved_with_a_mark_or_without_its_last_newline(reader: Path) -> None:
     path = reader / keep.FILE
     path.write_text("# mine", encoding="utf-8-sig")
     scored(13, 12, reader / "cell.py")
