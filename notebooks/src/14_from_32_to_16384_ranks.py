@@ -539,7 +539,8 @@ experts.check(to_experts)
 # <details><summary>A hint for the gradients</summary>
 #
 # autograd records nothing of `dist.all_to_all_single`. You can write a `torch.autograd.Function` around it, or use
-# `all_to_all_single` of `torch.distributed.nn.functional`, which is one. In backward, which rank needs a row's gradient?
+# `all_to_all_single_autograd` of `torch.distributed._functional_collectives`. In backward, which rank needs a row's
+# gradient?
 #
 # </details>
 #

@@ -148,6 +148,18 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
     assert re.search(rf"momentum: .*rank {last} \d+ × \d+ from row \d, column \d\.$", verdict.picture.alt)
 
 
+def test_ranks_that_were_computed_by_division_are_drawn_too() -> None:
+    def in_floats(*given: int) -> Any:
+        weight, momentum = lesson.who_holds(*given)
+        return [float(rank) for rank in weight], float(momentum)
+
+    exercise = lesson.holders_exercise(2, 2)
+    drawn, right = (exercise.check(each).picture for each in (in_floats, lesson.who_holds))
+    assert drawn is not None
+    assert right is not None
+    assert drawn.alt == right.alt
+
+
 def counts_along_dp(row: int, column: int, dp: int, tp: int, length: int) -> Any:
     on, keeper = lesson.who_holds(row, column, dp, tp, length)
     return on, keeper % tp * dp + keeper // tp

@@ -294,6 +294,10 @@ def halved(output: Any, rows: Any, *sizes: Any) -> Any:
     return functional.all_to_all_single(output, Mean.apply(rows), *sizes)
 
 
+def more_precise(tokens: Any, expert_of: Any, weights: Any, expert: Any, group: Any) -> Any:
+    return solution("expert_layer")(tokens, expert_of, weights.double(), expert, group)
+
+
 def by_itself(tokens: Any, expert_of: Any, weights: Any, expert: Any, group: Any) -> Any:
     return weights[:, None] * expert(tokens)
 
@@ -321,6 +325,8 @@ ANSWERED = [
     ),
     (layer_with(out=halved), "All answers are right, but the gradient of the tokens of rank 0 is wrong"),
     (by_itself, "has asked its own expert about all tokens"),
+    (more_precise, PASSES),
+    (layer_with(lambda rows, back, weights: rows[back].detach().numpy()), "3 tokens, not ndarray"),
 ]
 
 

@@ -453,6 +453,18 @@ def test_scores_stand_above_the_answers_and_neither_disturbs_the_other(reader: P
     compile(after, keep.FILE, "exec")
 
 
+def test_a_file_that_an_editor_saved_with_a_mark_or_without_its_last_newline(reader: Path) -> None:
+    path = reader / keep.FILE
+    path.write_text("# mine", encoding="utf-8-sig")
+    scored(13, 12, reader / "cell.py")
+    assert path.read_text(encoding="utf-8") == "# score in lesson 09: my_step 13, par 12\n# mine"
+    path.write_text("# score in lesson 09: my_step 13, par 12", encoding="utf-8")
+    scored(12, 12, reader / "cell.py")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if "score" in line] == ["# score in lesson 09: my_step 12, par 12"]
+    assert "no score. Delete" not in scores.say_scores()
+
+
 def test_a_damaged_score_and_a_file_that_is_no_text_are_said_and_left_alone(reader: Path) -> None:
     path = reader / keep.FILE
     damaged = "# score in lesson 04: gathered_share few, par 36864\n# mine\n"

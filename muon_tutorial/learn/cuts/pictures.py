@@ -167,8 +167,8 @@ def draw_answers(who_holds: Callable[..., Any], dp: int, tp: int) -> Picture:
     """The weight up, each entry in the colour of the rank that a reader's function names for it."""
     length, (rows, columns) = slice_length(dp, tp), UP
     said = [[who_holds(row, column, dp, tp, length) for column in range(columns)] for row in range(rows)]
-    panels = {f"weight, dp {p}": [[sorted(on)[p] for on, _ in row] for row in said] for p in range(dp)}
-    panels["momentum"] = [[keeper for _, keeper in row] for row in said]
+    panels = {f"weight, dp {p}": [[int(sorted(on)[p]) for on, _ in row] for row in said] for p in range(dp)}
+    panels["momentum"] = [[int(keeper) for _, keeper in row] for row in said]
     unit = min(18.0, 800 / len(panels) / (columns + 2))
     title = f"The weight up, painted with {rows * columns} answers of yours"
     width = max(2 * _MARGIN + len(panels) * unit * (columns + 2) - 2 * unit, 500)

@@ -236,7 +236,7 @@ def judge_layer(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
         if not isinstance(found, Tensor) or found.shape != right.shape:
             what = getattr(found, "shape", found)
             return f"Rank {rank} must return one row for each of its {len(tokens)} tokens, not {what}."
-        sent, own = expert_of.argsort(stable=True), answers_of(tokens, matrix) * scale
+        found, sent, own = found.to(right), expert_of.argsort(stable=True), answers_of(tokens, matrix) * scale
         turned = "has its answers in the order in which it sent the tokens. The tokens' order is another."
         known = [
             (right, ""),

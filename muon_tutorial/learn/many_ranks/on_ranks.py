@@ -57,7 +57,8 @@ def _send_tokens(rank: int, function: Callable[..., Any], dp: int, tp: int, back
         can = isinstance(found, Tensor) and found.requires_grad and found.shape == tokens.shape
         if all(gather_objects(can, group)):  # otherwise some ranks would wait in backward for the others
             found.square().sum().backward()
-    return getattr(found, "data", found), [each.grad for each in (matrix, tokens, weights)]
+    found = found.detach() if isinstance(found, Tensor) else found
+    return found, [each.grad for each in (matrix, tokens, weights)]
 
 
 def _refuse_tokens(call: Callable[..., Any], *given: Any, **named: Any) -> Any:

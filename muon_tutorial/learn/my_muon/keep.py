@@ -69,7 +69,7 @@ def keep(answers: Mapping[str, Any], folder: Path | None = None) -> str:
 def read_text(path: Path) -> str:
     """The reader's file, empty if there is none; raises NotKeptError if it is no text."""
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return path.read_text(encoding="utf-8-sig") if path.exists() else ""
     except UnicodeDecodeError:
         raise NotKeptError(f"{FILE} is not a text in UTF-8; move it away") from None
 

@@ -12,7 +12,7 @@ from .keep import FILE, NotKeptError, read_text, write_text
 
 PARS = {name: (lesson, float(par), unit) for lesson, name, par, unit in rows(FOLDER / "pars.txt")}
 """For each function with a par: its lesson, its par with the lesson's own parameters, and the unit."""
-_SCORE = re.compile(r"^# score in lesson \d\d: (\w+) (\d+\.?\d*), par (\d+\.?\d*)\n", re.MULTILINE)
+_SCORE = re.compile(r"^# score in lesson \d\d: (\w+) (\d+\.?\d*), par (\d+\.?\d*)$\n?", re.MULTILINE)
 
 
 def scores_of(text: str) -> dict[str, tuple[float, float]]:
