@@ -82,7 +82,7 @@ BUILDS = {
     "context": ("07", 150),
     "zero3": ("11", 150),
     "pipeline": ("12", 60),
-    "one_page": ("16", 240),
+    "one_page": ("16", 260),  # the last 20 for the test that joins it to ring and zero3
 }
 """The builds without a stub, by the file that they make: the lesson, and about how many minutes."""
 
