@@ -23,7 +23,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part before, during and after
+# **Twenty minutes.** At the end you can say, for one matrix, which process holds which part before, during and after
 # a Muon step, and have run it on real processes with your own function.
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No network, and no GPU: usually each process has a
@@ -67,8 +67,8 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 #
 # Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
 # of columns; along **dp** (data parallel) it is *copied*, and each copy sees different data. We write this **layout**
-# as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. Along an axis that does not appear, ranks
-# hold copies.
+# as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. If an axis is not in the brackets, as dp
+# here, ranks along it hold copies.
 #
 # `launch` runs your function in real processes:
 

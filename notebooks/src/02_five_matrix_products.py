@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can write Newton–Schulz, tell what it makes of a singular value without
+# **Sixty minutes.** At the end you can write Newton–Schulz, tell what it makes of a singular value without
 # computing a matrix, bound all singular values at the end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
@@ -171,8 +171,8 @@ write.check(step)
 #
 # From here on you build an optimizer: an answer that gives the same bits as `torch.optim.Muon` is saved in
 # `my_muon.py` beside this notebook, and in lesson 16 that file trains a GPT on real processes. Compute and return in
-# the dtype of `G`: in lesson 16 that is **bfloat16** (16 bits a number), here it is not. To get torch's bits, write
-# both sums of your `step` with `torch.addmm`.
+# the dtype of `G`, because lesson 16 gives it **bfloat16** (16 bits a number). `torch.addmm` rounds a product and a
+# sum only once, so write both sums of your `step` with it: only then you get torch's bits.
 #
 # <details><summary>Hint</summary>
 #

@@ -203,7 +203,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks, group=None):
-    # pass `group` on, and name neighbours by group_dst and group_src (lesson 06 says why):
+    # so that the ring also works within a part of the ranks (lesson 06), hand `group` on, and say who by
+    # group_dst and group_src:
     # dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
@@ -244,7 +245,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par counts both your halves together: an all_reduce of 4,096 float32 entries.)
+# (Par is for an all_reduce of 4,096 float32 entries, so the check runs this half and your all_gather together.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 

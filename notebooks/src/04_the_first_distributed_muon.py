@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed Muon,
+# **Sixty-five minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed Muon,
 # what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a bug in it
 # that raises no error, on real processes.
 #
@@ -78,8 +78,8 @@ first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.draw_run(first, "first_muon-first")
 
 # %% [markdown]
-# If one more rank joins, who owns `down2`, the last of the twelve? And what fraction of all the ranks' buffers, the
-# new rank's included, is zero before the sum?
+# If one more rank joins those in the picture, who owns `down2`, the last of the twelve? And if you take the buffers
+# of all ranks together, what fraction is zero before the sum?
 #
 # *Easy · 3 minutes · required*
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty-five minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
+# **Sixty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
 # its memory. You can also say which matrices straddle a boundary, which ranks need them, and what that costs, all
 # found with functions of your own, on real processes.
 #
@@ -119,8 +119,8 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# No rank keeps a bucket whole. The buckets are a **virtual buffer**, an address book that says where each entry would
-# be if some rank kept them all.
+# No rank keeps a bucket whole. So the buckets together are a **virtual buffer**: no memory, only addresses, which say
+# where each entry would lie if some rank kept them all.
 #
 # ## Where is this entry?
 #
@@ -219,8 +219,9 @@ local_range = ranges.accepted_or(lesson.local_range)
 #
 # <details><summary>Hint</summary>
 #
-# When whole buckets are gathered on a ring, a rank sends dp − 1 slices of each bucket, one of them its own. For the
-# thrifty way, look in the picture which matrices rank 0 shares with others, and how many entries of each it keeps.
+# When whole buckets are gathered on a ring, a rank sends its own slice of each bucket, and then passes on those that
+# come, dp − 1 slices in all. For the thrifty way, look in the picture which matrices rank 0 shares with others, and
+# how many entries of each it keeps.
 #
 # </details>
 #

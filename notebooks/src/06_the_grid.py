@@ -354,8 +354,7 @@ except RankFailedError as error:
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare their lists first.
-# - Two calls reach everybody. In the first, each rank hears of its row, and in the second, along the column, it passes
-#   all of that on.
+# - Two calls reach all ranks. In the first, each rank learns what its row has. In the second, it tells its column.
 # - A rank has a number in the world and one in each group. Ask which number a call wants.
 # - A rank that skips a call returns without an error. Ranks that report a timeout only waited: they did
 #   nothing wrong.

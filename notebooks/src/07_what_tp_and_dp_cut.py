@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercises take twenty-three more. At the end you can say, for any Linear, any grid and
+# **Sixty-five minutes.** The optional exercises take twenty-three more. At the end you can say, for any Linear, any grid and
 # either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v have to be cut one by one.
 #
@@ -59,9 +59,9 @@ _ = my_muon.so_far("07")
 # %% [markdown]
 # ## Outputs, or inputs?
 #
-# A Linear keeps its weight W as `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways, named after Wᵀ:
+# A Linear keeps its weight W as `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways:
 #
-# - **Column parallel**: a rank computes *some outputs*, from *rows* of W. Dimension 0 is cut, `W[I_tp, J]`.
+# - **Column parallel**: a rank computes *some outputs*, so it needs *rows* of W. Dimension 0 is cut, `W[I_tp, J]`.
 # - **Row parallel**: a rank takes *some inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I, J_tp]`.
 #
 # <details><summary>Yes, column parallel cuts rows. Why is it called that?</summary>
@@ -220,7 +220,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # dp copies the weights. For each place along tp, the momentum is one flat buffer (lesson 05), and dp cuts it into
 # equal slices, no matter where a matrix begins. So tp cuts a *matrix*, and dp the *buffer*. Every rank leaves room
-# for a matrix's largest piece, even if its own is smaller, so the matrix begins at the same offset on every rank.
+# for a matrix's largest piece, even if its own is smaller, so the next matrix begins at the same offset on every
+# rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)

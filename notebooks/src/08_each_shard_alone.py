@@ -130,8 +130,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # %% [markdown]
 # All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
 # flat spectrum proves nothing. Compare the update with UVᵀ itself, by two numbers: the **cosine** is 1 if two
-# matrices point the same way, and 0 at right angles. The **distance** is the size of the two matrices' difference,
-# divided by the size of UVᵀ.
+# matrices point the same way, and 0 at right angles. The **distance** is the Frobenius norm (lesson 02) of the two
+# matrices' difference, divided by that of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -142,7 +142,7 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 #
 # <details><summary>Hint</summary>
 #
-# Multiply the two matrices entry by entry and add up: that is the product of their sizes, times the cosine.
+# Multiply the two matrices entry by entry and add up: that is the product of their Frobenius norms, times the cosine.
 #
 # </details>
 #

@@ -226,7 +226,8 @@ print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
 #
 # `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are
 # this rank's coordinates. `travel` and `take` are **generators**: if a hop sends, they yield a *request* named by
-# `label`, and wait until it is answered, by real processes or, in the next section, by you.
+# `label`, and wait until it is answered, by real processes or, in the next section, by you. `y = yield from
+# travel(…)` runs one to its end and takes what it returns.
 
 # %%
 print(inspect.getsource(travel))

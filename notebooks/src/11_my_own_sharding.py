@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
+# **Eighty minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
 # work so that no owner holds up the rest. Your code will have moved the bytes, on real processes. A good place to stop
 # is before *Deal out the work*. When you come back, run all cells above it again.
 #
@@ -125,9 +125,9 @@ compare({"rows": rows, "got": got}, lesson.run_owner_of_nothing(dp, tp, seed, ba
 #
 # ## Yours, on real ranks
 #
-# In this exercise tp cuts no matrix. Each dp group (a column of the grid) has matrices of its own, and its ranks
-# divide the rows of each (so that a rank may get no rows). For each matrix, name the owner by its global rank, not by
-# its place in the group (the k of `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# Here each dp group (a column of the grid) has matrices of its own, and its ranks divide the rows of each among them.
+# A rank may get none. For each matrix, name the owner by its global rank, not by its place in the group (the k of
+# `@dp=k`). If there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
+# **Seventy-five minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
 # schedule takes before it runs, write the loop that hides communication behind work, and find a wait that is missing in
 # another loop. In the optional part, the last two sections, you order the work of a pipeline and trade a stage's memory
 # for work. A good place to stop is before *Find the missing wait*. When you come back, run all cells above it again.
@@ -114,9 +114,9 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many are asked for and not yet done. A window of 1 is the loop
-# above. With 2, the next matrix travels while you work on this one. The link carries one gather at a time. After how
-# many milliseconds is all work done?
+# Each matrix that was asked for and is not yet done costs memory, so a **window** limits their number. A window of 1
+# is the loop above. With 2, the next matrix travels while you work on this one. The link carries one gather at a
+# time. After how many milliseconds is all work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -434,7 +434,7 @@ makespan = clocks.accepted_or(lesson.makespan)
 
 # %% tags=["stub"]
 def with_window_3(computes, waits, count):
-    # milliseconds of all `count` matrices together; take the matrices as alike
+    # computes, waits: milliseconds of all `count` matrices together, which are equally large
     return ...  # milliseconds of the whole step
 
 # %%

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy-five minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
+# **Eighty minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW,
 # read a profiler's trace without counting anything twice, and tell waiting from transfer. A good place to stop is
 # before *Waiting is not transfer*. When you come back, run all cells above it again.
 #
@@ -262,7 +262,7 @@ found = {
     "0.57": ...,  # Muon's communication over AdamW's, as the report found it: your division must give 0.57
     "0.57 once": ...,  # with each collective counted once
     "1.1%": ...,  # Muon's optimizer as a part of the step, as the report found it
-    "1.1% on the GPU": ...,  # the optimizer's work as a part of the GPU's time
+    "1.1% on the GPU": ...,  # the kernels of the optimizer, as a part of the GPU's whole span
     "2.1": ...,  # how many times slower async looked
     "2.1 as a span": ...,  # the same ratio, of the time that passes on the GPU from its first event to its last
 }
@@ -309,7 +309,8 @@ lesson.draw_gpu_step()
 
 # %% [markdown]
 # In the tp gather, rank 0 sends its half of a matrix, 8,388,608 entries. Its own slice has at most 4,662,860 of them,
-# so the dp gather must bring the rest first. How long before the dp gather's end does the tp gather begin?
+# so the dp gather must bring the rest first. Does the tp gather wait for it? From the two kernels' times, compute how
+# long before the dp gather's end the tp gather begins.
 #
 # *Easy · 3 minutes · required*
 

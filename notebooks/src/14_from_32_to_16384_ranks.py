@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercises take thirty-five more. At the end you can say, for any model on any grid, what a
+# **Fifty-five minutes.** The optional exercises take forty more. At the end you can say, for any model on any grid, what a
 # step waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan), lesson 10 (the bill) and lesson 13 (the strategies).
@@ -37,7 +37,7 @@ lesson.hero()
 # file that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
 # comes from, and which are estimates. *Against a clock* says how far off the planner was on up to 256 GPUs.
 #
-# Only the optional exercises run on ranks. All before them uses, of the parameters below, `widgets` alone.
+# Only the optional exercises on experts run on ranks. All before them uses, of the parameters below, `widgets` alone.
 #
 # </details>
 
@@ -60,8 +60,8 @@ _ = my_muon.so_far("14")
 # ## A grid you have not seen
 #
 # In the top picture, of a 70B model, a matrix *lives* at one place along dp, whose tp ranks hold its pieces: `W[I,
-# J_tp]@dp=k`. All tp ranks of this place gather the matrix, and each runs the same Newton–Schulz. In this lesson the
-# whole place counts as one owner, so there are dp owners.
+# J_tp]@dp=k`. All tp ranks of this place gather the matrix, and each runs the same Newton–Schulz. So this lesson
+# calls the whole place one owner, and there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -337,57 +337,6 @@ compare({"zero3": zero3, "tp_ranks": tp_ranks}, lesson.found_limits())
 # </details>
 
 # %% [markdown]
-# ## Do the activations fit?
-#
-# These limits assume that a rank takes all its tokens in one pass, and so holds all their activations. Until
-# backward, each layer of a GPT keeps about 34 bytes in bf16 for each hidden entry of each token. tp with sequence
-# parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each layer's input, 2 of the 34 bytes,
-# and backward makes one layer at a time whole again.
-#
-# <details><summary>Where 34 is from</summary>
-#
-# [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198): 11 for attention, 19 for the MLP and 4 for the norms.
-# Attention's scores are left out, because a library computes them again in any case. A model without dropout, or with
-# another MLP, needs somewhat less or more.
-#
-# </details>
-#
-# *Easy · 5 minutes · required*
-
-# %% tags=["stub"]
-def activation_bytes(tokens, hidden, layers, tp, recompute):
-    # tokens: how many a tp group takes in one pass; hidden: how many entries a token has between layers;
-    # recompute: True or False
-    # one layer is whole (kept or recomputed), the others are as forward left them
-    return ...  # bytes on one rank as backward begins
-
-# %%
-fits.check(activation_bytes)
-
-# %% [markdown] tags=["solution"]
-# <details><summary>Solution</summary>
-#
-# One layer is whole. Each of the others is, too, or keeps its input alone.
-#
-# ```python
-# def activation_bytes(tokens, hidden, layers, tp, recompute):
-#     layer = 34 * tokens * hidden / tp
-#     kept = 2 * tokens * hidden / tp if recompute else layer
-#     return layer + (layers - 1) * kept
-# ```
-#
-# </details>
-
-# %% [markdown]
-# The 70B has 80 layers and 8,192 hidden entries. With dp=64 and tp=8, each tp group gets 65,536 tokens of the batch:
-
-# %%
-activation_bytes = fits.accepted_or(lesson.activation_bytes)
-for recompute in (False, True):
-    kept = activation_bytes(lesson.TOKENS // 64, 8192, 80, 8, recompute)
-    print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank; an H100 has 80 GB")
-
-# %% [markdown]
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
@@ -397,8 +346,6 @@ for recompute in (False, True):
 # - Latency grows by one level of a tree with each doubling of the ranks, and jumps where matrices run out.
 # - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 # - Backward hides the gradients up to P ranks, where (P − 1) · flops = tokens · bandwidth.
-# - Activations may take more than all else. Recomputing keeps the limit P; several passes (micro-batches)
-#   divide it.
 #
 # </details>
 #
@@ -445,11 +392,12 @@ quiz.check(answers)
 # 3. names the planner's weakest point, a number that it was given or a cost that it leaves out (such as idle pipeline
 #    stages), and says when you would choose another grid;
 # 4. names the measurement that would prove you wrong;
-# 5. says, with your `activation_bytes` and `most_ranks`, how the activations fit, and whether computing could then hide
-#    what forward and backward send on your grid. The planner counts the optimizer's step alone.
+# 5. says, with `activation_bytes` (the first optional exercise below) and your `most_ranks`, how the activations fit,
+#    and whether computing could then hide what forward and backward send on your grid. The planner counts the
+#    optimizer's step alone.
 #
 # *Score:* what the planner prints for your strategy as `step`, and as bytes `between` nodes, on a grid without pp, with
-# all else as above. The planner's `memory` and your `activation_bytes` together may be at most 80 GB. You may recompute,
+# all else as above. The planner's `memory` and `activation_bytes` together may be at most 80 GB. You may recompute,
 # or cut the tokens into micro-batches. The command above scores 1.79 s and 50.5 GB, with `layerwise`. Par is 0.9 s and
 # 34.4 GB.
 #
@@ -481,7 +429,59 @@ quiz.check(answers)
 # `dp_shard=8,tp=8,pp=8` the step falls to 0.18 s, and there the score leaves out the stages' idle time.
 #
 # </details>
+
+# %% [markdown]
+# ## Optional: do the activations fit?
 #
+# The limits above assume that a rank takes all its tokens in one pass, and so holds all their activations. Until
+# backward, each layer of a GPT keeps about 34 bytes in bf16 for each hidden entry of each token. tp with sequence
+# parallelism (lesson 07) cuts all of them. Recomputing (lesson 12) keeps only each layer's input, 2 of the 34 bytes,
+# and backward makes one layer at a time whole again.
+#
+# <details><summary>Where 34 is from</summary>
+#
+# [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198): 11 for attention, 19 for the MLP and 4 for the norms.
+# Attention's scores are left out, because a library computes them again in any case. A model without dropout, or with
+# another MLP, needs somewhat less or more.
+#
+# </details>
+#
+# *Easy · 5 minutes · optional*
+
+# %% tags=["stub"]
+def activation_bytes(tokens, hidden, layers, tp, recompute):
+    # tokens: how many a tp group takes in one pass; hidden: how many entries a token has between layers;
+    # recompute: True or False
+    # one layer is whole (kept or recomputed), the others are as forward left them
+    return ...  # bytes on one rank as backward begins
+
+# %%
+fits.check(activation_bytes)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# One layer is whole. Each of the others is, too, or keeps its input alone.
+#
+# ```python
+# def activation_bytes(tokens, hidden, layers, tp, recompute):
+#     layer = 34 * tokens * hidden / tp
+#     kept = 2 * tokens * hidden / tp if recompute else layer
+#     return layer + (layers - 1) * kept
+# ```
+#
+# </details>
+
+# %% [markdown]
+# The 70B has 80 layers and 8,192 hidden entries. With dp=64 and tp=8, each tp group gets 65,536 tokens of the batch:
+
+# %%
+activation_bytes = fits.accepted_or(lesson.activation_bytes)
+for recompute in (False, True):
+    kept = activation_bytes(lesson.TOKENS // 64, 8192, 80, 8, recompute)
+    print(f"recompute={recompute}: {kept / 1e9:.0f} GB on each rank; an H100 has 80 GB")
+
+# %% [markdown]
 # ## Optional: how tokens get to their experts
 #
 # In forward, each rank sends each token to the rank that has its expert

@@ -21,7 +21,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Eighty-five minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
+# **Ninety minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
 # broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have practised on real processes, with a log, a stack, a flight record and the
 # file. A good place to stop is before *Now you*. When you come back, run all cells above it again.
@@ -136,7 +136,7 @@ print(lesson.recorded_dump())
 
 # %% [markdown]
 # To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them. Here are rank
-# 0's last ones (`[[]]` are the sizes of a single number; the groups' numbers are PyTorch's own):
+# 0's last ones (`[[]]` is the shape of a single number, and PyTorch numbers the groups in its own way):
 #
 # <details><summary>How to switch it on, and what it does not know</summary>
 #
@@ -361,8 +361,8 @@ clinic.check("lie", repair_lie)
 #
 # <details><summary>Hint</summary>
 #
-# Which is the highest red rung in the ladder, and on which ranks? (`start`, above step 1, has the first weights.)
-# `clinic.read("A")` shows the whole file: which method makes these numbers?
+# Which is the highest red rung in the ladder, and on which ranks? (The row `start`, above step 1, compares the
+# weights before any step.) `clinic.read("A")` shows the whole file: which method makes these numbers?
 #
 # </details>
 #

@@ -67,7 +67,8 @@ lesson.show_plain()
 
 # %% [markdown]
 # `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices and AdamW for the rest.
-# Which lines change if you use it? And which others must change if the run is to survive a kill?
+# Which lines of the loop above change if you use it? And which further lines must change so that the run survives a
+# kill?
 #
 # *Easy · 3 minutes · required*
 
@@ -207,7 +208,7 @@ def load(manager, model, optimizer, scheduler):
     # the loop calls it before its first step, even in a new run
     # manager.latest_step(): the newest checkpoint's step, or None
     # manager.load(model, optimizer): puts the newest back into both, and returns its extra
-    return ...  # the number of the next step, counted from 0; a step's number tells the loop which batch it gets
+    return ...  # the step with which the loop should go on, 0 in a new run (the step's number also picks its batch)
 
 # %% [markdown]
 # The check runs a training with both. Between two checkpoints the last rank kills itself, and new ranks continue on

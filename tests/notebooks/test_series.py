@@ -22,9 +22,9 @@ TEXTS = {
 }
 NUMBERS = (
     "five ten fifteen twenty twenty-five thirty thirty-five forty forty-five fifty fifty-five sixty"
-    " sixty-five seventy seventy-five eighty eighty-five"
+    " sixty-five seventy seventy-five eighty eighty-five ninety"
 )
-MINUTES = dict(zip(NUMBERS.split(), range(5, 90, 5), strict=True))
+MINUTES = dict(zip(NUMBERS.split(), range(5, 95, 5), strict=True))
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)

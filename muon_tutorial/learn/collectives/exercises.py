@@ -43,7 +43,10 @@ def guess_bytes(ranks: int) -> Exercise:
     return guesses(
         ("messages", count, "Count both halves.", (ranks - 1, one_half), (ranks, home), (2 * ranks, home)),
         ("bytes_sent", count * piece, each, *wrong_sizes),
-        hints=("In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",),
+        hints=(
+            "In each half, a rank sends one piece a round. Count the rounds of a half in the picture.",
+            "Count the messages of both halves. How many entries does each hold, and how large is an entry?",
+        ),
         praise="In each half, a rank passes on every piece but one.",
     )
 

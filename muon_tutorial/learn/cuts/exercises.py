@@ -41,7 +41,7 @@ def pieces_exercise(tp: int) -> Exercise:
 
     hints = ("Set the buttons to the last rank, and count. Each square has one entry's height and width.",)
     praise = "Cut one dimension, keep the other. The last piece may be a sliver."
-    return guesses(asked("column", "row"), asked("row", "column"), hints=hints, praise=praise)
+    return guesses(asked("column", "row"), asked("row", "column"), hints=2 * hints, praise=praise)
 
 
 def shapes_exercise() -> Exercise:

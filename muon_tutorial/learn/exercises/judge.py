@@ -240,23 +240,25 @@ def numbers(
     return Exercise(judge, praise=praise)
 
 
-def guesses(*asked: Any, within: float = 0.0, **more: Any) -> Exercise:
+def guesses(*asked: Any, within: float = 0.0, hints: Sequence[str] = (), **more: Any) -> Exercise:
     """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong.
 
-    Usual mistakes may follow, as pairs: a wrong value, and the reply. ``more``: the exercise's other fields.
+    Usual mistakes may follow, as pairs: a wrong value, and the reply. ``hints``: one for each thing.
+    ``more``: the exercise's other fields.
 
     >>> legs = guesses(("legs", 6, "Count them.", (8, "A spider has as many.")), praise="A bee has six.")
     >>> legs.check(8)
     Not yet. legs: not 8. A spider has as many.
     """
-    return Exercise(partial(_judge_guesses, asked, within), **more)
+    return Exercise(partial(_judge_guesses, asked, within, hints), **more)
 
 
-def _judge_guesses(asked: Sequence[Any], within: float, *said: Any) -> str | None:
-    for mine, (name, right, told, *mistakes) in zip(said, asked, strict=True):
+def _judge_guesses(asked: Sequence[Any], within: float, hints: Sequence[str], *said: Any) -> Diagnosis | None:
+    for place, (mine, (name, right, told, *mistakes)) in enumerate(zip(said, asked, strict=True)):
         if not _alike(mine, right, within):
             why = (reply for wrong, reply in mistakes if _alike(mine, wrong, within))
-            return f"{name}: {_ASKED if is_text(mine, right) else f'not {mine}. {next(why, told)}'}"
+            what = f"{name}: {_ASKED if is_text(mine, right) else f'not {mine}. {next(why, told)}'}"
+            return Diagnosis(what, tuple(hints[place : place + 1]))
     return None
 
 

@@ -101,7 +101,7 @@ def guess(tp: int) -> Exercise:
     return guesses(
         ("largest", right["largest"], along, (1, each), (tp, "Lengths do not add; their squares do.")),
         ("noise_too", right["noise_too"], "What did you use of the gradient to find `largest`?"),
-        hints=(hint,),
+        hints=(hint, "Would that row be longer or shorter if its entries were random?"),
         praise="Squares of lengths add, whatever the entries are.",
         within=0.02,
     )

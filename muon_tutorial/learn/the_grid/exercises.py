@@ -24,7 +24,7 @@ def predict(dp: int, tp: int) -> Exercise:
     return guesses(
         ("dp_group", column, "It has all ranks of a column of the grid: only dp differs.", (row, is_row)),
         ("tp_group", row, "It has all ranks of a row of the grid: only tp differs.", (column, is_column)),
-        hints=("Press its button above the picture.",),
+        hints=("Press its button above the picture.",) * 2,
         praise="One row and one column, and the rank is where they cross.",
     )
 
