@@ -66,11 +66,8 @@ class Nudge:
         return "none" if not self.weights else "one" if self.weights == 1 else "hundreds"
 
     def __str__(self) -> str:
-        return (
-            f"gradient entries that differ   1, by {self.by:.1e}\n"
-            f"weights that differ            {self.weights} of {self.entries} of o, by at most "
-            f"{self.weight_by:.1e}"
-        )
+        weights = f"{self.weights} of {self.entries} of o, by at most {self.weight_by:.1e}"
+        return f"gradient entries that differ   1, by {self.by:.1e}\nweights that differ            {weights}"
 
 
 def nudge(seed: int, texts: int) -> Nudge:

@@ -197,9 +197,8 @@ def early_exercise() -> Exercise:
         (-right, "Count from the tp gather's start up to the dp gather's end."),
     )
     said = "All entries have certainly arrived when the dp gather ends."
-    return guesses(
-        ("early", right, said, *slips), within=2e-5, praise="Nothing in that run waited for this gather."
-    )
+    praise = "Nothing in that run waited for this gather."
+    return guesses(("early", right, said, *slips), within=2e-5, praise=praise)
 
 
 _HEADLINE_HINTS = {

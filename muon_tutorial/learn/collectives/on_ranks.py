@@ -205,9 +205,6 @@ def run_setting(exchange: Exchange, setting: Setting, backend: str, patience: fl
 
 def has_arrived(run: CollectiveRun) -> bool:
     """Whether every rank has the piece of the rank before it."""
-    return all(
-        isinstance(report.returned, Tensor)
-        and (content := content_of(report.returned, run.ranks)) is not None
-        and content.piece == (rank - 1) % run.ranks
-        for rank, report in enumerate(run.reports)
-    )
+    came = (report.returned for report in run.reports)
+    found = [content_of(each, run.ranks) if isinstance(each, Tensor) else None for each in came]
+    return all(each and each.piece == (rank - 1) % run.ranks for rank, each in enumerate(found))

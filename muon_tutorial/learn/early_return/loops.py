@@ -173,9 +173,8 @@ def guarded(loop: Callable[..., Any], *given: Any, most: float = math.inf) -> Wa
         if isinstance(turn, Start):
             answer = ReaderTicket(answer)
             if (kept := sum(each() is not None for each in waited)) > most:
-                raise MistakeError(
-                    f"{kept} tickets are kept after their waits, and they keep their matrices: use pop."
-                )
+                said = f"{kept} tickets are kept after their waits, and they keep their matrices: use pop."
+                raise MistakeError(said)
 
 
 @dataclass(eq=False)

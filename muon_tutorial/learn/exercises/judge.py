@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -250,16 +249,16 @@ def guesses(*asked: Any, within: float = 0.0, hints: Sequence[str] = (), **more:
     >>> legs.check(8)
     Not yet. legs: not 8. A spider has as many.
     """
-    return Exercise(partial(_judge_guesses, asked, within, hints), **more)
 
+    def judge(*said: Any) -> Diagnosis | None:
+        for place, (mine, (name, right, told, *mistakes)) in enumerate(zip(said, asked, strict=True)):
+            if not _alike(mine, right, within):
+                why = (reply for wrong, reply in mistakes if _alike(mine, wrong, within))
+                what = f"{name}: {_ASKED if is_text(mine, right) else f'not {mine}. {next(why, told)}'}"
+                return Diagnosis(what, tuple(hints[place : place + 1]))
+        return None
 
-def _judge_guesses(asked: Sequence[Any], within: float, hints: Sequence[str], *said: Any) -> Diagnosis | None:
-    for place, (mine, (name, right, told, *mistakes)) in enumerate(zip(said, asked, strict=True)):
-        if not _alike(mine, right, within):
-            why = (reply for wrong, reply in mistakes if _alike(mine, wrong, within))
-            what = f"{name}: {_ASKED if is_text(mine, right) else f'not {mine}. {next(why, told)}'}"
-            return Diagnosis(what, tuple(hints[place : place + 1]))
-    return None
+    return Exercise(judge, **more)
 
 
 Slip = tuple[str, Callable[..., Any]]
@@ -287,42 +286,35 @@ def written(
     >>> twice.check(lambda n: n + n)
     Right. So it is.
     """
-    return Exercise(partial(_judge_written, right, cases, slips, say, hint_of), **more)
 
+    def judge(function: Callable[..., Any]) -> Diagnosis | None:
+        found, wanted = list[Any](), [right(*deepcopy(case)) for case in cases]
+        for case in cases:
+            try:
+                found.append(value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}"))
+            except MistakeError:
+                if _alike(found, wanted[: len(found)]):
+                    raise
+                break  # an earlier wrong value says more than this error
+        tried, hints = cases[: len(found)], tuple[str, ...]()
+        pairs = zip(tried, found, wanted, strict=False)
+        if (wrong := next((each for each in pairs if not _alike(*each[1:])), None)) is None:
+            return None
+        case, mine, due = wrong
+        made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in tried]))
+        where = f"For {say.format(*case)}"
+        if isinstance(due, Mapping):
+            if not isinstance(mine, Mapping) or mine.keys() != due.keys():
+                return Diagnosis(f"{where}: give a dictionary with the keys {', '.join(map(str, due))}.")
+            key = next(key for key in due if not _alike(mine[key], due[key]))
+            where, mine, due = f"{where}, {key}", mine[key], due[key]
+            hints = (hint_of[key],) if key in hint_of else ()
+        if mine is ...:
+            return Diagnosis(f"{where} is still open.", hints)
+        what = _ASKED if is_text(mine, due) else f"{_short(mine)}, where {_short(due)} is right."
+        return Diagnosis(" ".join([f"{where}: {what}", *made][:2]), hints)
 
-def _judge_written(
-    right: Callable[..., Any],
-    cases: Sequence[tuple[Any, ...]],
-    slips: Sequence[Slip],
-    say: str,
-    hint_of: Mapping[str, str],
-    function: Callable[..., Any],
-) -> Diagnosis | None:
-    found, wanted = list[Any](), [right(*deepcopy(case)) for case in cases]
-    for case in cases:
-        try:
-            found.append(value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}"))
-        except MistakeError:
-            if _alike(found, wanted[: len(found)]):
-                raise
-            break  # an earlier wrong value says more than this error
-    tried = cases[: len(found)]
-    for case, mine, due in zip(tried, found, wanted, strict=False):
-        if not _alike(mine, due):
-            made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in tried]))
-            where = f"For {say.format(*case)}"
-            hints: tuple[str, ...] = ()
-            if isinstance(due, Mapping):
-                if not isinstance(mine, Mapping) or mine.keys() != due.keys():
-                    return Diagnosis(f"{where}: give a dictionary with the keys {', '.join(map(str, due))}.")
-                key = next(key for key in due if not _alike(mine[key], due[key]))
-                where, mine, due = f"{where}, {key}", mine[key], due[key]
-                hints = (hint_of[key],) if key in hint_of else ()
-            if mine is ...:
-                return Diagnosis(f"{where} is still open.", hints)
-            what = _ASKED if is_text(mine, due) else f"{_short(mine)}, where {_short(due)} is right."
-            return Diagnosis(" ".join([f"{where}: {what}", *made][:2]), hints)
-    return None
+    return Exercise(judge, **more)
 
 
 def _alike(mine: Any, right: Any, within: float = 1e-6) -> bool:

@@ -37,10 +37,8 @@ def train(steps: int, seed: int) -> TrainedGPT:
         text = load_text(None, GPT_SHAPE.context)
         model = build_gpt(GPT_SHAPE, seed)
         hidden, rest = split = split_parameters(model)
-        optimizers = [
-            Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([parameter for _, parameter in rest], lr=LR),
-        ]
+        muon = Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW([parameter for _, parameter in rest], lr=LR)
         squares = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
         for step in range(steps + 1):
             batch = batch_at(text, step, BATCH, GPT_SHAPE.context, seed)
@@ -50,11 +48,11 @@ def train(steps: int, seed: int) -> TrainedGPT:
             for name, gradient in _gradients(model).items():
                 squares[name].lerp_(gradient**2, 1 - MEMORY)
             if step < steps:
-                for optimizer in optimizers:
-                    optimizer.step()
+                muon.step()
+                adamw.step()
         corrected = {name: square / (1 - MEMORY ** (steps + 1)) for name, square in squares.items()}
         named = dict(model.named_parameters())
-        kept = {name: optimizers[0].state[named[name]] for name in split.hidden_names}
+        kept = {name: muon.state[named[name]] for name in split.hidden_names}
         momenta = {n: state.get("momentum_buffer", torch.zeros_like(named[n])) for n, state in kept.items()}
         return TrainedGPT(model, batch, loss.item(), _gradients(model), corrected, momenta)
 

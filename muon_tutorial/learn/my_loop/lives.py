@@ -84,14 +84,9 @@ def read(folder: Path, job: RunJob) -> RunLife:
 def _attempt(lines: Sequence[Mapping[str, Any]]) -> Attempt:
     steps, saves, kills = ([e for e in lines if e["event"] == event] for event in ("step", "save", "kill"))
     dp, tp = lines[0]["grid"]
-    return Attempt(
-        (dp, tp),
-        lines[0]["step"],
-        {line["step"]: line["loss"] for line in steps},
-        {line["step"]: line["lr"] for line in steps},
-        tuple(line["step"] for line in saves),
-        next(((line["rank"], line["step"]) for line in kills), None),
-    )
+    losses, rates = ({line["step"]: line[what] for line in steps} for what in ("loss", "lr"))
+    killed = next(((line["rank"], line["step"]) for line in kills), None)
+    return Attempt((dp, tp), lines[0]["step"], losses, rates, tuple(line["step"] for line in saves), killed)
 
 
 def new_folder() -> Path:

@@ -24,15 +24,12 @@ class Lane:
     ran: bool
 
 
+_ONE_MACHINE = ("torchrun --standalone\n… join_torchrun()", "in torchrun's store", "Gloo, loopback")
 _CLUSTER = ("torchrun --nnodes …\n--rdzv-endpoint …", "in a store on one\nof the machines")
 LANES = (
     Lane("a notebook cell", ("a call", "nowhere", "none"), True),
     Lane("launch()", ("launch(train, ranks)", "in a file", "Gloo, loopback"), True),
-    Lane(
-        "torchrun,\none machine",
-        ("torchrun --standalone\n… join_torchrun()", "in torchrun's store", "Gloo, loopback"),
-        True,
-    ),
+    Lane("torchrun,\none machine", _ONE_MACHINE, True),
     Lane("torchrun,\nmany machines", (*_CLUSTER, "Gloo, the network"), False),
     Lane("the same,\nwith GPUs", (*_CLUSTER, "NCCL,\none GPU a rank"), False),
 )

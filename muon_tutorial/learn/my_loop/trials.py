@@ -81,10 +81,9 @@ def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport
 def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
     model, loss_of = tiny_job.build(seed), partial(tiny_job.loss_of, seed=seed, mesh=mesh)
+    shard = partial(tiny_job.shard, mesh=mesh)
     with TemporaryDirectory() as folder:
-        train_plain(
-            rank, model, partial(tiny_job.shard, mesh=mesh), loss_of, TRIED, Path(folder) / "model.pt"
-        )
+        train_plain(rank, model, shard, loss_of, TRIED, Path(folder) / "model.pt")
     mine = sum(local(parameter).numel() for parameter in model.parameters())
     moved, _ = _moved_too_early(lambda model, lr: torch.optim.AdamW(model.parameters(), lr), mesh, seed)
     _, warned = _moved_too_early(MuonWithAdamW.from_model, mesh, seed)

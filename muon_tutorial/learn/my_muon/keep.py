@@ -142,10 +142,8 @@ def _source(name: str, function: Any) -> str:
 
 def _globals_of(code: types.CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    asked = {
-        each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    return asked.union(*(_globals_of(each) for each in inner))
+    loads = (each for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return {each.argval for each in loads}.union(*(_globals_of(each) for each in inner))
 
 
 def _line_for(name: str, value: Any) -> str:

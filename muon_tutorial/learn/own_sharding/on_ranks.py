@@ -246,11 +246,8 @@ def config_of(functions: ThreeFunctions, state: State) -> DistributedConfig:
 
 
 def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
-    return (
-        isinstance(owners, dict)
-        and set(owners) == set(range(count))
-        and all(type(owner) is int and owner in ranks for owner in owners.values())
-    )
+    complete = isinstance(owners, dict) and set(owners) == set(range(count))
+    return complete and all(type(owner) is int and owner in ranks for owner in owners.values())
 
 
 def run_loop(

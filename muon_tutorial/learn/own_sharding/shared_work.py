@@ -52,12 +52,11 @@ class MixedModel:
 
     def params_at(self, rank: int) -> list[Tensor]:
         """One rank's rows of each matrix, without data; matrices of other ranks have 0 rows."""
-        rows = [
-            dict(zip(each.holders, rows_of(each.shape[0], len(each.holders)), strict=True)).get(rank, 0)
-            for each in self.matrices
-        ]
-        shapes = zip(rows, self.matrices, strict=True)
-        return [torch.empty(mine, each.shape[1], device="meta") for mine, each in shapes]
+        params = []
+        for (rows, columns), holders in ((matrix.shape, matrix.holders) for matrix in self.matrices):
+            held = dict(zip(holders, rows_of(rows, len(holders)), strict=True))
+            params.append(torch.empty(held.get(rank, 0), columns, device="meta"))
+        return params
 
     def loads(self, owners: dict[int, int]) -> list[float]:
         work = dict.fromkeys(self.ranks, 0.0)

@@ -112,9 +112,8 @@ def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Pi
     """Where an update of a matrix acts, in the matrix's own directions, and its spectrum."""
     on, beside, outside = (f"{share:.0%}" for share in energy_shares(turned))
     most = max(3.0, 1.05 * result.values[0])
-    figure, axes = blank(880, 294)
     said = f"{title}: cosine {result.cosine:.2f}"
-    write(axes, 20, 24, said, 14, weight="bold")
+    figure, axes = blank(880, 294, said, 20, 24, 14)
     _draw_heat(axes, turned, 20, 48)
     _draw_sides(axes, 20, 184)
     _draw_values(axes, result.values, most, (580, 48), OTHER)

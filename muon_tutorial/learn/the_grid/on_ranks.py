@@ -141,10 +141,8 @@ def agree(wanted: Listed) -> None:
             wants.setdefault(str(ranks or "no group"), []).append(rank)
         if len(wants) > 1:
             said = "; on ".join(f"{say_ranks(who)}: {what}" for what, who in wants.items())
-            raise MismatchError(
-                f"call {number} of new_group is not the same on all ranks. On {said}.\n"
-                "Make the same groups, in the same order, on every rank."
-            )
+            what = f"call {number} of new_group is not the same on all ranks. On {said}."
+            raise MismatchError(f"{what}\nMake the same groups, in the same order, on every rank.")
 
 
 def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., Any]) -> str:

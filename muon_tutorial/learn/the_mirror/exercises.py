@@ -243,10 +243,8 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
             return Diagnosis(f"On {difference.grid}, {said}", _STEP_HINTS[phase], draw_difference(difference))
         return Diagnosis("", picture=draw_step(on_ranks.stepped(step, dp, tp, seed)))
 
-    praise = (
-        "You have written a distributed Muon step! On every grid that was tried, your ranks make the "
-        "package's requests, to the bit."
-    )
+    same = "On every grid that was tried, your ranks make the package's requests, to the bit."
+    praise = f"You have written a distributed Muon step! {same}"
     return Exercise(judge, (), praise, Par("lines", PAR_LINES, lambda step: 1 + lines_of(step)), ("my_step",))
 
 

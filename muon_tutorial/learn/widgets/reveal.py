@@ -46,12 +46,11 @@ class ComparedPrediction:
             yield name, *((said, str(found), "") if mine is ... else (str(mine), str(found), verdict))
 
     def __repr__(self) -> str:
-        rows = [
-            f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
-            if mine or name in self.predicted
-            else f"{name}: {found}"
-            for name, mine, found, verdict in self._rows()
-        ]
+        rows = []
+        for name, mine, found, verdict in self._rows():
+            asked = mine or name in self.predicted
+            said = f"you said {mine}, the run gave {found}. {verdict}".strip() if asked else found
+            rows.append(f"{name}: {said}")
         drawn = [textwrap.fill(self.picture.alt, 100)] if self.picture else []
         return "\n".join([*rows, *drawn])
 

@@ -87,15 +87,9 @@ def stops(control: Any) -> dict[str, Any]:
 
 def slider(label: str, last: int, first: int = 0, start: int | None = None) -> Any:
     """A slider over whole numbers that reports while it moves."""
-    return ipywidgets.IntSlider(
-        first if start is None else start,
-        first,
-        last,
-        description=label,
-        continuous_update=True,
-        layout=ipywidgets.Layout(width="420px"),
-        style={"description_width": "90px"},
-    )
+    begin, layout = first if start is None else start, ipywidgets.Layout(width="420px")
+    look: Any = {"layout": layout, "style": {"description_width": "90px"}}
+    return ipywidgets.IntSlider(begin, first, last, description=label, **look)
 
 
 def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:

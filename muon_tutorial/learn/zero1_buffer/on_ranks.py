@@ -148,15 +148,10 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
     plan = muon.plan
     assert plan is not None
     rows = [row for row in ledger.rows(world.at.rank) if row.phase != "gradient flags"]
-    return BucketCost(
-        size,
-        len(plan.buckets),
-        sum(row.collectives for row in rows),
-        padding_of(plan),
-        sum(start < stop for start, stop in (meta.local_range for meta in plan.dist_meta(world.at))),
-        sum(row.ring for row in rows),
-        measure.median_seconds(muon.step, steps),
-    )
+    worked = sum(start < stop for start, stop in (meta.local_range for meta in plan.dist_meta(world.at)))
+    collectives, sent = sum(row.collectives for row in rows), sum(row.ring for row in rows)
+    seconds = measure.median_seconds(muon.step, steps)
+    return BucketCost(size, len(plan.buckets), collectives, padding_of(plan), worked, sent, seconds)
 
 
 def found_costs(costs: Sequence[Sequence[BucketCost]]) -> dict[str, float]:

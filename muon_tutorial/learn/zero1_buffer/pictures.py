@@ -6,7 +6,6 @@ Rulers show matrices, buckets and slices over the same entries. A fill shows whi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
@@ -95,9 +94,9 @@ def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, left: float, top: float
             last = x
 
 
-def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: str, **look: Any) -> None:
+def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: str) -> None:
     """A piece of a ruler, with the first of the labels that fits."""
-    rectangle(axes, left, top, width, _HIGH, fill, **{"linewidth": 1.1, **look})
+    rectangle(axes, left, top, width, _HIGH, fill, linewidth=1.1)
     label = next((text for text in labels if width > 6 + 8.6 * len(text)), None)
     if label:
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
