@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
+from inspect import getclosurevars
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ WRITTEN: list[Callable[[], Exercise]] = [
 @pytest.mark.parametrize("make", WRITTEN)
 def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(make: Callable) -> None:
     exercise: Any = make()
-    right, cases, slips, say, _ = exercise.judge.args
+    given = getclosurevars(exercise.judge).nonlocals
+    right, cases, slips, say = (given[name] for name in ("right", "cases", "slips", "say"))
     for said, slip in slips:
         assert_wrong(exercise, slip, said)
     assert exercise.check(right)
@@ -104,7 +106,7 @@ GUESSES: list[Callable[[], Exercise]] = [
 @pytest.mark.parametrize("make", GUESSES)
 def test_a_usual_wrong_guess_is_told_what_it_is_and_another_one_where_to_look(make: Callable) -> None:
     exercise: Any = make()
-    asked, _ = exercise.judge.args
+    asked = getclosurevars(exercise.judge).nonlocals["asked"]
     rights = [right for _, right, *_ in asked]
     assert exercise.check(*rights)
     for place, (name, right, told, *mistakes) in enumerate(asked):
