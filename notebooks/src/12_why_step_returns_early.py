@@ -174,7 +174,7 @@ lesson.draw_schedules(dp * tp)
 # %% tags=["stub"]
 def prefetch(count, gather, work, window):
     # as one_by_one, but before you wait for matrix i, all up to i + window - 1 have been asked for
-    # drop each ticket once you have waited for it: as long as you keep a ticket, it keeps its matrix
+    # a ticket keeps its matrix in memory, so drop it (pop) once you have waited for it
     return ...
 
 # %%

@@ -197,7 +197,8 @@ wired.check(reduce_seconds)
 # ## Experts have owners of their own
 #
 # In Kimi K2, ep spreads the experts over ranks, and only a rank that holds an expert can own it. The other 610 matrices
-# are dense, and have 256 owners. If all 610 took equally long, how many fair shares would the busiest owner have?
+# are dense, and have 256 owners. A *fair share* is all work divided by the number of owners. If all 610 took equally
+# long, how many fair shares would the busiest owner have?
 #
 # *Easy · 2 minutes · required*
 
