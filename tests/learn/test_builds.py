@@ -27,7 +27,12 @@ WRONG = {
     "ring: an all_gather that leaves pieces in order of arrival": (
         "for place in range(ranks)]\n\n\ndef reduce",
         "for place in pieces]\n\n\ndef reduce",
-        "all_gather",
+        r"all_gather: output 0, entry \[0, 0\]: 100, and 0 is right. At entry",
+    ),
+    "ring: an all_gather that returns nothing": (
+        "    return [pieces[place] for place in range(ranks)]\n\n\ndef reduce",
+        "    pieces\n\n\ndef reduce",
+        "None came, and not all_gather: output 0, all_gather: output 1",
     ),
     "ring: torch's reduce_scatter in place of the ring": (
         "    total = pieces[(rank - 1) % ranks]\n",
@@ -70,7 +75,12 @@ WRONG = {
         "return model",
         "keeps too much",
     ),
-    "zero3: gradients added up, and not averaged": (" / len(flat)", "", "weights differ"),
+    "zero3: gradients added up, and not averaged": (" / len(flat)", "", "0.weight after three steps, entry"),
+    "zero3: weights that stay flat": (
+        "    return [w.detach() for",
+        "    return [w.detach().flatten() for",
+        r"0.weight after three steps: \(96,\), and the shape \(12, 8\) is right",
+    ),
     "zero3: weights kept on the module": (
         "        return {name: Fetch.apply(p, shape, its) for (name, p), shape, its in mine}\n",
         "        self.kept = {name: Fetch.apply(p, shape, its) for (name, p), shape, its in mine}\n"
@@ -104,8 +114,17 @@ WRONG = {
         "torch.float32, then",
         "weights travel in",
     ),
-    "zero3: parts kept in bfloat16": ("()].clone()", "()].to(dtype).float()", "weights differ"),
+    "zero3: parts kept in bfloat16": (
+        "()].clone()",
+        "()].to(dtype).float()",
+        "weight after three steps, entry",
+    ),
     "pipeline: the last micro-batch alone": ("in pairs:", "in pairs[-1:]:", "the gradient of stage"),
+    "pipeline: a mean over micro-batches": (
+        "y.square().sum()",
+        "(y.square().sum() / len(pairs))",
+        r"stage .'s weight, entry \[0, 0\]: .*, and .* is right. Each of 4 micro-batches adds to it",
+    ),
     "pipeline: a micro-batch goes back before the next one comes": (
         "def step(stage, batches, rank, ranks):",
         "def step(stage, batches, *at):\n    for each in batches:\n        one(stage, [each], *at)\n\n\n"
@@ -182,7 +201,7 @@ WRONG = {
     "one_page: gradients of one dp rank alone": (
         "dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)",
         "grad.copy_(self.grads[self.slice])",
-        "step 0: not the bits",
+        "step 0, piece 0, entry",
     ),
     "one_page: momentum kept on every rank": (
         "self.weights.new_zeros(size)",
@@ -203,10 +222,10 @@ WRONG = {
         "self.momentum.lerp_(grad, 1 - self.mu)\n        x = grad.lerp(self.momentum, self.mu)",
         "self.used = getattr(self, 'used', torch.zeros_like(grad)).lerp_(grad, 1 - self.mu)\n"
         "        x = grad.lerp(self.used, self.mu)",
-        "momentum are not those of one process",
+        "momentum 0, entry .* is right. Compare g, m, X and Y",
     ),
-    "one_page: torch's own learning rate": ("lr=0.02", "lr=0.001", "step 0: not the bits"),
-    "one_page: gradients that nobody clears": ("self.grads.zero_()", "pass", "step 1: not the bits"),
+    "one_page: torch's own learning rate": ("lr=0.02", "lr=0.001", "step 0, piece 0, entry"),
+    "one_page: gradients that nobody clears": ("self.grads.zero_()", "pass", "step 1, piece 0, entry"),
 }
 
 

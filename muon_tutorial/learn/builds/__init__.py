@@ -11,13 +11,14 @@ import inspect
 import re
 import symtable
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from ...launching.launch import launch
 from ..exercises.on_real_ranks import watching
@@ -82,6 +83,19 @@ def run(*stages: Callable[[int, int], Any], ranks: Sequence[int] = (2, 3), uses:
             said = launch(stage, count, args=(count,), timeout=20.0, limit=100.0)[0] or ""
         print(f"green {place}/{len(stages)}: {stage.__name__.replace('_', ' ')} {said}".rstrip())
         on_green()
+
+
+def same(found: Any, right: Mapping[str, Tensor], look: str, within: float = 0.0) -> None:
+    """Assert that ``found`` has the tensors of ``right``. If not, say the first wrong entry, and ``look``."""
+    given = list(found) if isinstance(found, Iterable) else [found]
+    assert len(given) == len(right), f"{found!r:.40} came, and not {', '.join(right)}. {look}"
+    for mine, (name, its) in zip(given, right.items(), strict=True):
+        shape = tuple(mine.shape) if isinstance(mine, Tensor) else mine
+        assert shape == its.shape, f"{name}: {shape!r:.40}, and the shape {tuple(its.shape)} is right. {look}"
+        near = (mine - its).abs() <= within * (1 + its.abs())
+        if not near.all():
+            at = tuple((~near).nonzero()[0].tolist())
+            raise AssertionError(f"{name}, entry {[*at]}: {mine[at]:.9g}, and {its[at]:.9g} is right. {look}")
 
 
 def messages(work: Callable[[], object], before: Callable[[], object] = bool) -> list[tuple[Any, int]]:

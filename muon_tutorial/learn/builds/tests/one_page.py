@@ -4,6 +4,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from muon_tutorial.learn import builds
 
+LOOK = "Compare g, m, X and Y of this step with those of torch.optim.Muon: which is the first to differ?"
+
 
 def optimizer(params, *grid):
     from one_page import DistributedMuon  # yours
@@ -27,13 +29,12 @@ def alone(rank, dp, tp):
             piece.grad += its(grads[rank // tp])
         stock.step()
         muon.step()
-        same = [torch.equal(piece, its(w)) for its, piece, w in zip(own, pieces, matrices)]
-        assert all(same), f"step {step}: not the bits of one process, {same}"
+        right = {f"step {step}, piece {n}": its(w) for n, (its, w) in enumerate(zip(own, matrices))}
+        builds.same(pieces, right, LOOK)
     wholes = muon.weights, muon.gather_over_dp(muon.momentum)
-    for matrix, its, w in zip(muon.matrices, own, matrices):
-        right = its(w), its(stock.state[w]["momentum_buffer"])
-        kept = [muon.own_piece(matrix, whole) for whole in wholes]
-        assert all(map(torch.equal, kept, right)), "weights or momentum are not those of one process"
+    for n, (matrix, its, w) in enumerate(zip(muon.matrices, own, matrices)):
+        right = {f"piece {n}": its(w), f"momentum {n}": its(stock.state[w]["momentum_buffer"])}
+        builds.same([muon.own_piece(matrix, whole) for whole in wholes], right, LOOK)
     return muon
 
 
@@ -73,8 +74,8 @@ def on_your_zero3(rank, ranks):
         stock.step()
         muon.step()
         stock.zero_grad()
-        same = map(torch.equal, builds.zero3.whole(mine), whole.parameters())
-        assert all(same), f"step {step}: not the bits of one process"
+        right = {f"step {step}, weight {name}": w for name, w in whole.named_parameters()}
+        builds.same(builds.zero3.whole(mine), right, LOOK)
 
 
 if __name__ == "__main__":  # sums over ranks have at most two terms, so their order does not matter
