@@ -214,8 +214,8 @@ local_range = ranges.accepted_or(lesson.local_range)
 #
 # Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. A thriftier way
 # sends only the parts of matrices that straddle, straight to the ranks that keep the other parts. An entry travels as
-# bfloat16, 2 bytes. On the ranks of the picture at the top, without the one that joined, how many bytes does rank 0
-# *send* to gather each way?
+# bfloat16, 2 bytes. With the ranks that we began with (`dp`, set above), how many bytes does rank 0 *send* for this
+# gathering, in each of the two ways?
 #
 # <details><summary>Hint</summary>
 #

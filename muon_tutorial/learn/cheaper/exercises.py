@@ -205,7 +205,7 @@ _HEADLINE_HINTS = {
     "0.57": "Muon's sum over names divided by AdamW's.",
     "0.57 once": "The same with kernels in place of sum_over_names.",
     "1.1%": "launch.total of Muon's run, divided by its full_step.total.",
-    "1.1% on the GPU": "Of Muon's run. Divide what the optimizer's kernels take by the span on the same clock.",
+    "1.1% on the GPU": "Of Muon's run: what the optimizer's kernels take, over the same clock's span.",
     "2.1": "muon_async's sum over names divided by muon's.",
     "2.1 as a span": "The same with gpu_span in place of sum_over_names.",
 }
