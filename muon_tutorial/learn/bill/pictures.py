@@ -108,8 +108,7 @@ def draw_boundary(dp: int, tp: int) -> Picture:
             rectangle(axes, x, rows["rank 0, all"], each, 34, rank_colour(rank), linewidth=0.8)
             axes.plot([x, x], [50, 204], color=INK, linewidth=1.4, dashes=(4, 3))
     if dp > 1:
-        said = f"sends {all_sent:,} entries"
-        write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said)
+        write(axes, 168 + length * wide, rows["rank 0, all"] + 17, f"sends {all_sent:,} entries")
     said = (
         f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. To gather all of "
         f"it on a ring, rank 0 sends {all_sent:,} entries; to gather at boundaries alone, {boundary_sent:,}."

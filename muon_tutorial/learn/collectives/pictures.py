@@ -130,8 +130,7 @@ def explore_sum(run: MessageLog, live: bool = True) -> Shell | Picture:
     def draw(moment: int) -> Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
 
-    still = draw_ladder(run, SUM, "collectives-sum")
-    return play(draw, run.rounds, still, live, interval=900)
+    return play(draw, run.rounds, draw_ladder(run, SUM, "collectives-sum"), live, interval=900)
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:

@@ -327,8 +327,7 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
     """A table of one rank's bytes: averaging gradients, and both ways to share updates."""
-    gradients = int(ddp_adamw(ranks, LENGTH, g=4))
-    sent = {"gradients, all_reduce (float32, formula)": gradients}
+    sent = {"gradients, all_reduce (float32, formula)": int(ddp_adamw(ranks, LENGTH, g=4))}
     sent |= {f"updates, {row.phase.split()[-1]} (bfloat16, counted)": row.ring for row in rows}
     lines = [f"{'':<44}{'sends, bytes':>14}", *(f"{name:<44}{size:>14,}" for name, size in sent.items())]
     if rows[0].ring:

@@ -80,9 +80,8 @@ def _check_splits(due: dist.ProcessGroup, call: Callable[..., Any], /, *given: A
         rows[name] = [whole // group.size()] * group.size() if sizes is None else list(map(int, sizes))
         if len(rows[name]) != group.size() or sum(rows[name]) != whole:
             said = f"split sizes {rows[name]} do not cut {whole} rows of {name} into one part for each rank"
-            raise ValueError(
-                f"{said} of the group. An empty part has size 0, and the output's sizes come first"
-            )
+            hint = "An empty part has size 0, and the output's sizes come first"
+            raise ValueError(f"{said} of the group. {hint}")
     every, ranks = gather_objects(rows, group), dist.get_process_group_ranks(group)
     for sender, receiver in product(range(len(every)), repeat=2):
         sent, taken = every[sender]["input"][receiver], every[receiver]["output"][sender]

@@ -56,13 +56,12 @@ def hero() -> Picture:
             changed += [f"{COLUMNS[column]} {text}"] if number == 0 or text != before else []
         ran = "run by this project" if lane.ran else "never run by this project"
         said.append(f"{lane.name}: {'; '.join(changed)}; {ran}.".replace("\n", " "))
-        left = _LEFT + len(COLUMNS) * _ACROSS
         if lane.ran:
-            write(axes, left + 8, top + _DOWN / 2, "yes", 12)
+            write(axes, right + 8, top + _DOWN / 2, "yes", 12)
         else:
             box = {"facecolor": CARD, "edgecolor": INK, "pad": 2.5, "linewidth": 0.6}
-            rectangle(axes, left, top, 80, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
-            write(axes, left + 10, top + _DOWN / 2, "never", 12, color=WRONG, weight="bold", bbox=box)
+            rectangle(axes, right, top, 80, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
+            write(axes, right + 10, top + _DOWN / 2, "never", 12, color=WRONG, weight="bold", bbox=box)
     write(axes, 14, height - 56, f"in every lane the same: {LOOP}", 12.5, weight="bold")
     rectangle(axes, 14, height - 30, 22, 16, MARKED)
     write(axes, 44, height - 22, "differs from the lane above", 12)

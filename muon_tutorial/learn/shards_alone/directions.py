@@ -131,9 +131,8 @@ def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Pi
 
 def _say_values(result: Comparison) -> str:
     low, high = result.values[-1], result.values[0]
-    if high - low < 1e-6:
-        return f"singular values all {high:.2f}"
-    return f"singular values {high:.2f} to {low:.2f}"
+    said = f"all {high:.2f}" if high - low < 1e-6 else f"{high:.2f} to {low:.2f}"
+    return f"singular values {said}"
 
 
 def explore(tp: int, live: bool = True) -> Shell | Picture:

@@ -177,8 +177,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
     metas = [meta.name for meta in plan.dist_meta(plan.grid.at(0)) if meta.shape[0] * meta.shape[1] > STOPS]
     names = choice("matrix", metas)
     names.value = "C" if "C" in metas else metas[0]
-    still = draw(names.value, STOPS // 2)
-    return play(draw, STOPS, still, live, label="entry", matrix=names)
+    return play(draw, STOPS, draw(names.value, STOPS // 2), live, label="entry", matrix=names)
 
 
 def draw_straddling(plan: Plan) -> Picture:
