@@ -324,7 +324,11 @@ lesson.early_exercise().check(early)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# The tp gather sends entries that the dp gather brings, so it may begin only when that has ended. All time between its
+# begin and that end is too early.
+#
 # ```python
+# along_dp, along_tp = (event for event in events if event.sort == "kernel" and event.communicates)
 # early = along_dp.end - along_tp.begin
 # ```
 #
