@@ -76,7 +76,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # In the heat maps at the top, grey off the diagonal means that an input moves an output that is not its partner. The
-# first 64 columns form a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
+# left part, as wide as it is high, is a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
 #
 # A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 

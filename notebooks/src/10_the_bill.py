@@ -58,7 +58,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The picture below shows lesson 09's matrices and where dp cuts them (its last two rows are for *Fetch only what
+# The picture below shows lesson 09's matrices and where dp cuts them (its lower part is for *Fetch only what
 # straddles*). They fill a single bucket, so `cut="bucket"` and `cut="list"` (lesson 05) cut alike:
 
 # %%

@@ -458,7 +458,7 @@ print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
 # Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
-# the last row they share one link, so in both its time is a fifth too short. (The two rows between share as much, but
+# the last row they share one link, so in both its time is a fifth too short. (The rows between share as much, but
 # have little to overlap: ranks hardly wait in the one, and hardly work in the other.)
 #
 # <details><summary>How little was left to hide</summary>

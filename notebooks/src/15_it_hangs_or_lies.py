@@ -310,12 +310,12 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# Together the three columns tell you the kind of mistake: `size` is a norm divided by the oracle's, `cosine` compares
-# with the oracle's numbers, and `difference` is the largest difference of two entries, divided by the oracle's
-# largest entry. A forgotten factor changes an update's size, but not its cosine. Other data, another seed, or an
-# earlier wrong step change both. A wrong lr, as here, shows in the *weights* (rung `share`), and changes both a
-# little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no
-# bug*. Now the method that makes the wrong weights:
+# Together the columns tell you the kind of mistake: `size` is a norm divided by the oracle's, `cosine` compares with
+# the oracle's numbers, and `difference` is the largest difference of two entries, divided by the oracle's largest
+# entry. A forgotten factor changes an update's size, but not its cosine. Other data, another seed, or an earlier
+# wrong step change both. A wrong lr, as here, shows in the *weights* (rung `share`), and changes both a little. If
+# size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. Now the
+# method that makes the wrong weights:
 
 # %%
 print(clinic.read("lie", "share"))
