@@ -57,7 +57,7 @@ class DistributedMuon:
 
     def __init__(self, params: list[tuple], mesh: DeviceMesh, lr=0.02, momentum=0.95, weight_decay=0.1):
         self.lr, self.mu, self.weight_decay = lr, momentum, weight_decay
-        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # same tp; same dp
+        self.dp_group, self.tp_group = mesh.get_group("dp"), mesh.get_group("tp")  # ranks of my tp; of my dp
         self.dp, self.tp = self.dp_group.size(), self.tp_group.size()
 
         # The plan: one list of all matrices, laid one after the other in a buffer that dp cuts into slices.
@@ -102,9 +102,9 @@ class DistributedMuon:
         dist.reduce_scatter(grad, list(self.grads.chunk(self.dp)), group=self.dp_group)
         grad /= self.dp
 
-        # Momentum, then Nesterov: m[B_dp], x[B_dp]. Both go element by element, so a slice suffices.
+        # Momentum, then Nesterov, by element: m[B_dp], x[B_dp]. lerp: 1 - mu times the sums in torch's docs.
         self.momentum.lerp_(grad, 1 - self.mu)
-        x = grad.lerp(self.momentum, self.mu).bfloat16()  # bf16, as Newton–Schulz needs: half the bytes
+        x = grad.lerp(self.momentum, self.mu).bfloat16()  # bf16, as torch's Muon casts it: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has all of its tp piece of each matrix.
         x = self.gather_over_dp(x)  # [B]; only matrices in two slices need it, but this keeps the code short
@@ -126,7 +126,7 @@ class DistributedMuon:
         # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y into all slots of this slice.
         y = x[self.slice]  # [B/dp]
 
-        # Decay and step w[B_dp]; the whole matrix's shape sets the step. w[first:last] may be empty.
+        # Decay and step w[B_dp]; the whole shape sets the step. w[first:last] stops at w's end, or is empty.
         w = self.weights[self.slice].clone()  # [B/dp]
         for matrix in self.matrices:
             first, last = (max(0, edge - self.slice.start) for edge in (matrix.slot.start, matrix.slot.stop))
@@ -179,7 +179,7 @@ def train(dp: int, tp: int, steps: int) -> None:
         loss.backward()
         summand.backward(total.grad)  # d total / d summand is the identity
 
-        # A sum in another order than phase 1's may differ in its last bits, so torch's Muon gets phase 1's.
+        # Sums in another order may differ in last bits: torch's Muon gets phase 1's. Only step() is tested.
         dist.all_reduce(again := ours.grads / dp, group=ours.dp_group)  # g[B]{U_dp} → g[B]
         average = ours.gather_over_dp(ours.step())  # g[B_dp] → g[B]
         torch.testing.assert_close(average, again)
