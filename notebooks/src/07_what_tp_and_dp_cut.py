@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercises take twenty-three more. At the end you can say, for any Linear, any grid and
+# **Sixty-five minutes.** The optional exercises take thirty-one more. At the end you can say, for any Linear, any grid and
 # either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v have to be cut one by one.
 #
@@ -53,7 +53,7 @@ from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson, my_muon
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
-guess, shapes, layers, tokens, holders, tearing, fused, quiz = lesson.all_exercises(dp, tp, backend)
+guess, shapes, layers, backward, tokens, holders, tearing, fused, quiz = lesson.all_exercises(dp, tp, backend)
 _ = my_muon.so_far("07")
 
 # %% [markdown]
@@ -391,6 +391,62 @@ W = lesson.fused_weight(seed)
 back = launch(there_and_back, 3, args=(W,), backend=backend)
 print("rows on each rank:", back[0][0])
 print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for _, joined in back))
+
+# %% [markdown]
+# ## Optional: the way back
+#
+# `both_layers` has no backward pass yet: autograd does not see what `dist.all_reduce` adds up. Every rank of a tp group
+# has the whole y, so it also has dy, the loss's gradient of y. From it, a rank's own pieces give dx, d_up and d_down.
+# Which of these are as in one process with this row's tokens, and which must be summed, over which group?
+#
+# <details><summary>Hint</summary>
+#
+# For y = x Wᵀ, the gradients are dx = dy W and dW = dyᵀ x. relu lets a gradient pass where the feature is positive.
+# Now follow x: it went into every rank's piece of `up`. Does any other rank use this rank's pieces?
+#
+# </details>
+#
+# *Medium · 8 minutes · optional*
+
+# %% tags=["stub"]
+def both_backward(x, up, down, tp_group, dp_group, dy):
+    # x, up, down: as in both_layers; dy: the same on all ranks of tp_group
+    hidden = torch.relu(x @ up.T)
+    d_down = ...
+    d_hidden = ...
+    d_up = ...
+    dx = ...
+    return dx, d_up, d_down
+
+# %%
+backward.check(both_backward)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# A rank's hidden features come from its rows of `up` and go into its columns of `down`, and no other rank has these. So
+# its d_up and d_down are whole, and nothing is sent for them along tp. But each rank of the group has read all of x,
+# and knows only what its own features do to the loss. Its dx is a summand:
+#
+# ```text
+# T tokens, J inputs: dx[T, J]{U_tp} → dx[T, J]     all_reduce over tp
+# ```
+#
+# Forward ends with an all_reduce, and backward ends with one, too. It is tempting to sum the weights' gradients over
+# dp at once. They need that sum, but Muon's step makes it for the whole buffer (lesson 05).
+#
+# ```python
+# def both_backward(x, up, down, tp_group, dp_group, dy):
+#     hidden = torch.relu(x @ up.T)
+#     d_down = dy.T @ hidden
+#     d_hidden = (dy @ down) * (hidden > 0)
+#     d_up = d_hidden.T @ x
+#     dx = d_hidden @ up
+#     dist.all_reduce(dx, group=tp_group)
+#     return dx, d_up, d_down
+# ```
+#
+# </details>
 
 # %% [markdown]
 # ## Optional: do not keep what others keep

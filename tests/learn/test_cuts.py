@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
-from muon_tutorial.learn.cuts.exercises import tokens_exercise, torn
+from muon_tutorial.learn.cuts.exercises import backward_exercise, tokens_exercise, torn
 
 from .answers import PASSES, altered, judged
 
@@ -88,19 +90,28 @@ test_a_wrong_pass_is_told_what_it_has_calculated = judged(
 )
 
 
+def both_layers_sp(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
+    tokens = [torch.empty_like(x) for _ in range(tp_group.size())]
+    dist.all_gather(tokens, x, group=tp_group)
+    y = torch.relu(torch.cat(tokens) @ up.T) @ down.T
+    mine = torch.empty_like(y[: len(x)])
+    dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
+    return mine
+
+
 SUMS = "dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)"
 
 
 def tokens(old: str, new: str) -> Any:
     """The pass with sequence parallelism, with other code in one place."""
-    return altered(work.both_layers_sp, (old, new))
+    return altered(both_layers_sp, (old, new))
 
 
 test_a_wrong_pass_with_sequence_parallelism_is_told_what_it_has_calculated = judged(
     (
         partial(tokens_exercise, 2, 2),
         [
-            (work.both_layers_sp, PASSES),
+            (both_layers_sp, PASSES),
             (own_part, "only its own part of every sum"),
             (lesson.both_layers, "all_reduce sends more than needed: one all_gather and one reduce_scatter"),
             (
@@ -122,8 +133,76 @@ test_a_wrong_pass_with_sequence_parallelism_is_told_what_it_has_calculated = jud
             (tokens("return mine", "return y"), "(8, 6); y has the shape (4"),
         ],
     ),
-    (partial(tokens_exercise, 1, 1), [(work.both_layers_sp, PASSES), (lesson.both_layers, PASSES)]),
+    (partial(tokens_exercise, 1, 1), [(both_layers_sp, PASSES), (lesson.both_layers, PASSES)]),
 )
+
+
+# Back through both layers.
+
+
+def both_backward(x: Tensor, up: Tensor, down: Tensor, tp_group: Any, dp_group: Any, dy: Tensor) -> Any:
+    hidden = torch.relu(x @ up.T)
+    d_down = dy.T @ hidden
+    d_hidden = (dy @ down) * (hidden > 0)
+    d_up = d_hidden.T @ x
+    dx = d_hidden @ up
+    dist.all_reduce(dx, group=tp_group)
+    return dx, d_up, d_down
+
+
+back = partial(altered, both_backward)
+SUM = "dist.all_reduce(dx, group=tp_group)"
+
+
+test_wrong_gradients_are_told_over_which_ranks_they_are_summed = judged(
+    (
+        partial(backward_exercise, 2, 2),
+        [
+            (both_backward, PASSES),
+            (back((SUM, "pass")), "Rank 0, dx: this is only its own part of every sum"),
+            (
+                back((SUM, f"{SUM}; dist.all_reduce(d_up, group=tp_group)")),
+                "d_up: this adds up gradients of different",
+            ),
+            (
+                back((SUM, f"{SUM}; dist.all_reduce(d_down, group=tp_group)")),
+                "d_down: this adds up gradients of different",
+            ),
+            (
+                back((SUM, f"{SUM}; dist.all_reduce(d_down, group=dp_group)")),
+                "d_down: this adds up gradients over dp",
+            ),
+            (back(("tp_group)\n    return", "dp_group)\n    return")), "dx: this adds up gradients over dp"),
+            (back((", group=tp_group", "")), "dx: this adds up gradients over dp"),
+            (back((" * (hidden > 0)", "")), "dx: autograd in one process finds"),
+            (back(("return dx, d_up, d_down", "return dx, d_down, d_up")), "return dx, d_up and d_down, in"),
+            (back(("return dx, d_up, d_down", "")), "return dx, d_up and d_down, in the shapes"),
+        ],
+    ),
+    (
+        partial(backward_exercise, 1, 3),
+        [
+            (both_backward, PASSES),
+            (
+                back((SUM, "dist.all_reduce(d_up, group=tp_group)")),
+                "Along tp each rank has a piece of its own",
+            ),
+        ],
+    ),
+    (partial(backward_exercise, 3, 1), [(both_backward, PASSES), (back((SUM, "pass")), PASSES)]),
+)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 7])
+def test_gradients_of_pieces_are_pieces_of_the_gradients_and_those_of_x_add_up(tp: int) -> None:
+    given = work.make_numbers("whole", 2, 0)
+    parts = [given.gradients(1, place, tp) for place in range(tp)]
+    x, up, down = (each.clone().requires_grad_() for each in (given.batches[1], given.up, given.down))
+    y = torch.relu(x @ up.T) @ down.T
+    dx, d_up, d_down = torch.autograd.grad(y.square().sum() / 2, (x, up, down))
+    assert torch.equal(torch.stack([part[0] for part in parts]).sum(0), dx)
+    assert torch.equal(torch.cat([part[1] for part in parts]), d_up)
+    assert torch.equal(torch.cat([part[2] for part in parts], 1), d_down)
 
 
 # The holder of an entry.

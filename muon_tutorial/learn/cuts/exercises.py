@@ -23,6 +23,9 @@ GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
+OWN = "this is only its own part of every sum. The parts of the other ranks in its tp group are missing."
+PIECES = "this adds up gradients of different pieces. Along tp, no other rank has a part of this one."
+OVER_DP = "this adds up gradients over dp, from other tokens. For the weights, Muon's step does that later."
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]
 
@@ -123,6 +126,35 @@ def tokens_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     return Exercise(judge_on_ranks(play, judge_layers, _say_pass), praise=praise, optional=True)
 
 
+def backward_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
+    play = partial(on_ranks.run_backward, dp=dp, tp=tp, backend=backend)
+    hint = "Along tp each rank has a piece of its own, and nobody else adds to that piece's gradient."
+    praise = "One all_reduce forward, of y, and one backward, of dx. The weights need none along tp."
+    return Exercise(judge_on_ranks(play, judge_backward, hint=hint), praise=praise, optional=True)
+
+
+def judge_backward(run: LayersRun) -> str | None:
+    """What is wrong with the gradients of x, up and down that the ranks returned; None if nothing is."""
+    tp, ranks = run.tp, range(len(run.outputs))
+    parts = [*zip(*(run.given.gradients(*divmod(rank, tp), tp) for rank in ranks), strict=True)]
+    for rank, said in enumerate(run.outputs):
+        right = run.given.gradients(rank // tp)[0], *(of[rank] for of in parts[1:])
+        shapes = [getattr(each, "shape", None) for each in said] if isinstance(said, tuple | list) else []
+        if shapes != [each.shape for each in right]:
+            return f"Rank {rank}: return dx, d_up and d_down, in the shapes of x, up and down."
+        for name, mine, due, of in zip(("dx", "d_up", "d_down"), said, right, parts, strict=True):
+            if not torch.equal(mine, due):
+                over = of[rank : rank + 1], of[rank - rank % tp :][:tp], of[rank % tp :: tp], of
+                slips = zip(over, (OWN, PIECES, OVER_DP, OVER_DP), strict=True)
+                told = why(*((_is_sum(mine, some), told) for some, told in slips))
+                return f"Rank {rank}, {name}: {told or 'autograd in one process finds something else.'}"
+    return None
+
+
+def _is_sum(mine: Tensor, parts: Sequence[Tensor]) -> bool:
+    return all(each.shape == mine.shape for each in parts) and torch.equal(mine, sum(parts, torch.zeros(())))
+
+
 def judge_layers(run: LayersRun) -> str | None:
     """What is wrong with the outputs of a run on whole numbers; None if nothing is."""
     for rank, (output, right) in enumerate(run.pairs()):
@@ -140,12 +172,11 @@ def _why_not_y(run: LayersRun, rank: int, tp: int, output: Tensor) -> str:
     plain = x @ given.up.T @ given.down.T
     alone = [given.alone(dp_rank) for dp_rank in range(len(given.batches))]
     everybody, others = run.own(rank, torch.stack(alone).sum(0)), alone[rank // tp].chunk(run.parts)
-    own = "this is only its own part of every sum. The parts of the other ranks in its tp group are missing."
     late = "the relu comes after the sum. It belongs on the hidden features."
     of_others = "these are the outputs of another rank's tokens."
     all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
     return why(
-        (torch.equal(output, torch.relu(x @ up.T) @ down.T), own),
+        (torch.equal(output, torch.relu(x @ up.T) @ down.T), OWN),
         (torch.equal(output, plain), "this is the output without relu."),
         (torch.equal(output, torch.relu(plain)), late),
         (torch.equal(output, everybody), all_ranks),
@@ -315,6 +346,6 @@ def torn_exercise() -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    layers = layers_exercise(dp, tp, backend), tokens_exercise(dp, tp, backend)
+    layers = (each(dp, tp, backend) for each in (layers_exercise, backward_exercise, tokens_exercise))
     fused = holders_exercise(dp, tp), torn_exercise(), qkv_exercise()
     return pieces_exercise(tp), shapes_exercise(), *layers, *fused, quiz(dp, tp)

@@ -45,6 +45,12 @@ class LinearNumbers:
         """The output for one batch, (batch, out), with the whole weights in one process."""
         return torch.relu(self.batches[dp_rank] @ self.up.T) @ self.down.T
 
+    def gradients(self, dp_rank: int, place: int = 0, tp: int = 1) -> tuple[Tensor, ...]:
+        """Of x, and of one rank's pieces of up and down, by autograd and without a message; dy is y."""
+        up, down = cut(self.up, "column", place, tp), cut(self.down, "row", place, tp)
+        own = [each.requires_grad_() for each in (self.batches[dp_rank].clone(), up, down)]
+        return torch.autograd.grad(torch.relu(own[0] @ up.T) @ down.T, own, self.alone(dp_rank))
+
 
 def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int, batch: int = BATCH) -> LinearNumbers:
     """Data and weights: ordinary random numbers, or small integers, whose sums are exact."""
@@ -65,16 +71,6 @@ def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
     y = hidden @ down.T  # (batch, out): partial sums
     dist.all_reduce(y, group=tp_group)
     return y
-
-
-def both_layers_sp(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
-    """The reference with sequence parallelism: from this rank's tokens to their outputs."""
-    tokens = [torch.empty_like(x) for _ in range(tp_group.size())]
-    dist.all_gather(tokens, x, group=tp_group)
-    y = torch.relu(torch.cat(tokens) @ up.T) @ down.T  # (batch, out): partial sums
-    mine = torch.empty_like(y[: len(x)])
-    dist.reduce_scatter(mine, list(y.split(len(x))), group=tp_group)
-    return mine
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +101,15 @@ def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo", parts:
     run = LayersRun(dp, tp, make_numbers("whole", dp, 0, BATCH * parts), (), parts)
     outputs = launch(call_layers, dp * tp, args=(function, run), backend=backend, timeout=10.0)
     return replace(run, outputs=tuple(outputs))
+
+
+def run_backward(function: Callable[..., Any], dp: int, tp: int, backend: str = "gloo") -> LayersRun:
+    """Call ``function(x, my pieces, tp group, dp group, dy)`` on every rank; y's squares / 2 are the loss."""
+
+    def back(*given: Any) -> Any:
+        return function(*given, build_mesh({"dp": dp, "tp": tp}).get_group("dp"), both_layers(*given))
+
+    return run_layers(back, dp, tp, backend)
 
 
 def call_layers(rank: int, function: Layers, run: LayersRun) -> Any:

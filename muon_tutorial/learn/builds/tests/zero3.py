@@ -80,9 +80,8 @@ def three_steps(rank, ranks, dtype=torch.float32):
 def compare(alone, mine):
     import zero3
 
-    look = "Compare whole() before any step, then each .grad after one backward: a mean over ranks."
-    right = {f"{name} after three steps": w for name, w in alone.named_parameters()}
-    builds.same(zero3.whole(mine), right, look, within=1e-5)
+    look = "Compare whole() before the three steps, then each .grad after one backward: a mean over ranks."
+    builds.same(zero3.whole(mine), dict(alone.named_parameters()), look, within=1e-5)
 
 
 def the_weights_of_one_process_and_a_part_on_each_rank(rank, ranks):
