@@ -185,7 +185,7 @@ test_wrong_gradients_are_told_over_which_ranks_they_are_summed = judged(
             (both_backward, PASSES),
             (
                 back((SUM, "dist.all_reduce(d_up, group=tp_group)")),
-                "Along tp each rank has a piece of its own",
+                "Along tp nobody else has your piece",
             ),
         ],
     ),

@@ -128,7 +128,7 @@ def tokens_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
 def backward_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     play = partial(on_ranks.run_backward, dp=dp, tp=tp, backend=backend)
-    hint = "Along tp each rank has a piece of its own, and nobody else adds to that piece's gradient."
+    hint = "A gradient has its tensor's shape. Along tp nobody else has your piece, or adds to its gradient."
     praise = "One all_reduce forward, of y, and one backward, of dx. The weights need none along tp."
     return Exercise(judge_on_ranks(play, judge_backward, hint=hint), praise=praise, optional=True)
 
