@@ -11,7 +11,7 @@ the next, and the comment above it names both, in an extension of the JAX scalin
     w[a:b]        a range of the buffer: one matrix's piece, then any padding
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
-    X[I, J]@dp=k  owned: the tp ranks at dp position k have it (at several k, if slices meet in w[a:b])
+    X[I, J]@dp=k  owned: each tp rank at dp position k has a copy (at several k, if slices meet in w[a:b])
 
 Phases 5 and 6 undo 3 and 2. Phase 7 undoes only the scatter of phase 1, for weights: w[B_dp] to w[B]. The sum
 of phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
@@ -107,11 +107,11 @@ class DistributedMuon:
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # bf16, as torch's Muon casts it: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank then has all of its tp piece of each matrix.
-        x = self.gather_over_dp(x)  # [B]; only matrices in two slices need it, but this keeps the code short
+        x = self.gather_over_dp(x)  # [B]; only matrices in several slices need it; this keeps the code short
 
         for matrix in self.matrices:
             # dp position k works on a matrix if slice k overlaps its slot: several do if slices meet inside.
-            # The tp ranks at k repeat the work, too. Their slices are equal, so they all make the same calls.
+            # The tp ranks at k repeat the work, too. Their slices have equal bounds, so their calls match.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
             # Phase 3, gather over tp: X[I, J_tp] → X[I, J]@dp=k, or from X[I_tp, J] where tp cuts rows.
@@ -123,7 +123,7 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k or Y[I_tp, J]@dp=k, into x.
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y into all slots of this slice.
+        # Phase 6, slice over dp (undoes 2): x[B] → y[B_dp]. Phase 5 put y in all slots that meet this slice.
         y = x[self.slice]  # [B/dp]
 
         # Decay and step w[B_dp]; the whole shape sets the step. w[first:last] stops at w's end, or is empty.
@@ -135,7 +135,7 @@ class DistributedMuon:
 
         # Phase 7, gather over dp, fp32: w[B_dp] → w[B]. Parameters are views of w[B], so they change with it.
         self.weights.copy_(self.gather_over_dp(w))
-        self.grads.zero_()
+        self.grads.zero_()  # or the next backward would add to them, which no check below would notice
         return grad
 
 
@@ -177,7 +177,7 @@ def train(dp: int, tp: int, steps: int) -> None:
         dist.all_reduce(total := summand.detach().clone(), group=tp_group)  # [batch, D]{U_tp} → [batch, D]
         loss = cross_entropy(rms_norm(total.requires_grad_(), (96,)) @ readout.T, text[first + 8])
         loss.backward()
-        summand.backward(total.grad)  # d total / d summand is the identity
+        summand.backward(total.grad)  # d total / d summand = 1; x is not trained, so tp sums no gradient
 
         # Sums in another order may differ in last bits: torch's Muon gets phase 1's. Only step() is tested.
         dist.all_reduce(again := ours.grads / dp, group=ours.dp_group)  # g[B]{U_dp} → g[B]

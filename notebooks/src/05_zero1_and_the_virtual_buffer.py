@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# In float32, Muon's momentum for Llama 3.1 70B takes 274 GB. A GPU has 80, and yet so far every rank keeps all of the
-# momentum. How can each keep only a share, and still know where every entry is, without asking?
+# In float32, Muon's momentum for Llama 3.1 70B takes 274 GB, more than three GPUs have, and so far every rank keeps all
+# of it. How can each keep only a share, and still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
