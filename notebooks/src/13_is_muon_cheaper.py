@@ -273,6 +273,10 @@ headlines.check(found)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
+# `sum_over_names` adds up a collective's kernel and its annotation, so it counts it about twice, and `kernels` counts it
+# once. The report's 1.1 % divides two times of the CPU, which only launches the optimizer's work. On the GPU's clock both
+# parts of a ratio must be the GPU's, and a sum of kernels that wait side by side can be longer than the span.
+#
 # ```python
 # adamw_run, muon, later = runs["adamw"], runs["muon"], runs["muon_async"]
 # found = {

@@ -390,8 +390,9 @@ lesson.quiz().check(answers)
 # ## Finale: your optimizer
 #
 # `my_muon.py` now trains a small GPT on real processes, on three grids. To compare, each rank also gives the same
-# full gradients to `torch.optim.Muon`. On which grid does a rank send the fewest bytes in `step()`, not counting
-# forward and backward? And on which does a rank orthogonalize the most matrices?
+# full gradients to `torch.optim.Muon`. (Each rank runs the
+# model with whole weights, and tp cuts the optimizer's matrices alone.) On which grid does a rank send the fewest bytes
+# in `step()`? And on which does a rank orthogonalize the most matrices?
 #
 # *Easy · 2 minutes · required*
 

@@ -366,6 +366,18 @@ def test_what_a_class_prints_is_shown_and_each_phase_that_it_sends_in_is_named(
     assert capsys.readouterr().out.count("[rank 3] entries: 128\n") == 2
 
 
+@pytest.mark.exhaustive  # 20 s; the text of lesson 16 quotes these losses
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_finales_adamw_is_near_the_best_of_five_rates(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {}
+    for rate in (0.003, 0.006, training.ADAMW_LR, 0.024, 0.048):
+        monkeypatch.setattr(training, "ADAMW_LR", rate)
+        ends[rate] = training.losses_of_adamw(12, 4, seed)[-1]
+    assert ends[0.012] <= 1.025 * min(ends.values())
+    assert ends[0.003] > 1.15 * ends[0.012]
+    assert seed or (round(ends[0.003], 2), round(ends[0.012], 2)) == (4.04, 3.40)
+
+
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     command = finale.command(2, 0)
