@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Kimi K2, a model of a trillion parameters, was trained with Muon; in published runs, AdamW takes 1.1 to about 2 times
-# as many steps as Muon to reach the same loss. But Muon needs whole matrices, so how do processes that hold only
-# pieces take a step together, and end with exactly the bits of a single process?
+# Kimi K2, a trillion-parameter model, was trained with Muon; in published runs, AdamW takes 1.1 to about 2 times as
+# many steps as Muon to reach the same loss. But Muon needs whole matrices, so how do processes that hold only pieces
+# take a step together, and end with the bits of a single process?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -59,16 +59,16 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer like AdamW. But it **orthogonalizes** a matrix's update before applying it (lesson 01 says what
-# that means), and for that it needs the whole matrix.
+# Unlike AdamW, the optimizer Muon **orthogonalizes** a matrix's update before applying it (see lesson 01), and for
+# that it needs the whole matrix.
 #
-# A **process** is a running program whose memory no other process can read. Processes that work together are
-# numbered. A process's number is its **rank**, and the process is often called a rank itself.
+# A **process** is a running program whose memory no other process can read. Each of the processes that work together
+# has a number, its **rank**, and is often called a rank itself.
 #
 # Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
 # of columns; along **dp** (data parallel) it is *copied*, and each copy sees different data. We write this **layout**
-# as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. If an axis is not in the brackets, as dp
-# here, ranks along it hold copies.
+# as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. Along an axis missing from the brackets,
+# here dp, ranks hold copies.
 #
 # `launch` runs your function in real processes:
 
@@ -111,9 +111,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # ## Cut again
 #
 # **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy), ranks
-# along dp share it out instead of each keeping a copy. tp cuts the momentum like the weight. Each rank writes its
-# columns of it out, row after row, as one flat list of B entries, and dp cuts this list into equal parts: `m[B_dp]`
-# (lower case for a flat list, upper case for a matrix). Which entries does a rank keep?
+# along dp share it out instead of each keeping a copy. tp cuts the momentum like the weight. Each rank writes out its
+# columns, row after row, as one flat list of B entries, and dp cuts this list into equal parts: `m[B_dp]` (lower case
+# for a flat list, upper case for a matrix). Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 
@@ -161,7 +161,7 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# Do the ranks take this step faster than one process?
+# Are the ranks faster than one process?
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -242,8 +242,8 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# During the step each rank had the whole matrix for a moment: `X[I, J]` (X: what Muon orthogonalizes). The picture
-# replays the whole step: colours say which rank keeps a piece, and equal letters mean equal bytes.
+# During the step each rank had the whole matrix for a moment: `X[I, J]` (X: what Muon orthogonalizes). In this
+# replay, colours say which rank keeps a piece, and equal letters mean equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

@@ -2,7 +2,7 @@
 # # 01 · Why orthogonalize a gradient?
 #
 # A gradient shouts in a few directions and whispers in the others, and Muon makes all equally loud. Why does that
-# help a model to learn?
+# help a model learn?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -56,9 +56,8 @@ race = lesson.recorded_race()
 # %% [markdown]
 # ## Place your bet
 #
-# Three optimizers have trained the same small GPT on the bytes of real text. **SGD** follows the gradient as it is,
-# **Adam** (here AdamW) divides each entry by its usual size, and **Muon** makes all directions of the gradient
-# equally loud.
+# Three optimizers have trained the same small GPT on the bytes of real text. **SGD** follows the gradient, **Adam**
+# (here AdamW) divides each entry by its usual size, and **Muon** makes all directions equally loud.
 
 # %%
 print(race)
@@ -66,7 +65,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))} tried")
 
 # %% [markdown]
-# Which one wins, and at which step does the winner reach the runner-up's last loss?
+# Which wins, and at which step does the winner reach the runner-up's last loss?
 #
 # *Easy · 1 minute · required*
 
@@ -110,9 +109,9 @@ lesson.explore_race(race, live=widgets)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. In the picture at the head of this page, the circle is all
-# inputs x of length 1, and an update turns it into an ellipse. The arrows are the ellipse's axes, as long as the
-# update's **singular values**. Here is a real layer's gradient:
+# A step moves a layer's output by `lr * update @ x`. In the top picture, the circle is all inputs x of length 1, and
+# an update turns it into an ellipse. The arrows are the ellipse's axes, as long as the update's **singular values**.
+# Here is a real layer's gradient:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -162,13 +161,13 @@ print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine te
 lesson.picture_of_gradient(G)
 
 # %% [markdown]
-# SGD follows the gradient, so it hardly learns at the quiet end of this **spectrum**, the curve of all singular
-# values. But quiet is not unimportant: directions that only rare text needs are quiet, too.
+# SGD follows the gradient, so it hardly learns at the quiet end of this **spectrum**, the curve of singular values.
+# But directions that only rare text needs are quiet, too.
 #
 # ## Make them equally loud
 #
 # Orthogonalizing a matrix keeps its directions and sets every singular value to 1. Write such an update, from `G` and
-# its momentum, which `buffer` holds.
+# its momentum `buffer`.
 #
 # <details><summary>Hint</summary>
 #
@@ -206,7 +205,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# This is what each optimizer makes of the gradient (Muon "as it runs" is the approximation of lesson 02):
+# This is what each optimizer makes of the gradient (Muon "as it runs" is lesson 02's approximation):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -215,10 +214,10 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. The output moves at most by the ellipse's
-# longest axis, so to make that 1 for every update, divide `update` by its largest singular value. Then compute its
-# *promise*, how far the loss would fall if the gradient stayed the same: multiply each entry of the divided update by
-# the entry of `G` in the same place, and add up the products.
+# Suppose no step may move a layer's output too far, whatever the input. It moves at most by the ellipse's longest
+# axis, so to make that 1, divide `update` by its largest singular value. Then compute its
+# *promise*, how far the loss would fall if the gradient stayed the same: multiply the divided update by `G`, entry by
+# entry, and add up the products.
 #
 # *Easy · 3 minutes · required*
 
@@ -271,8 +270,8 @@ lesson.picture_of_drops(drops)
 #
 # </details>
 #
-# The table below follows one gradient through all of these stages. (**RMS**, root mean square, is the usual size of
-# an entry. The last line is no update: it is what weight decay takes from `W`.)
+# The table follows one gradient through all stages. (**RMS**, root mean square, is the usual size of an entry. The
+# last line is what weight decay takes from `W`.)
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -323,8 +322,8 @@ whole.check(muon_step)
 # %% [markdown]
 # ## Who gets it, and who does not
 #
-# Muon takes the *hidden* matrices, those of attention and MLP in the blocks, and AdamW takes the rest: vectors, and the
-# first and the last matrix, **embedding** and **head**. Sort a model's parameters.
+# Muon takes the *hidden* matrices, those of attention and MLP in the blocks, and AdamW takes the rest: vectors, and
+# the first and last matrix, **embedding** and **head**. Sort a model's parameters.
 #
 # *Easy · 4 minutes · required*
 
@@ -357,9 +356,9 @@ hidden, rest = split_parameters(run.model)  # Muon's groups, and AdamW's pairs (
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A vector is a single direction, so there is nothing to make equally loud. But why not embedding and head? Take the
-# embedding: each byte of the text picks one of its rows, so a row's gradient comes from one byte alone. Set the
-# gradient's row of the most frequent byte to zero: which other bytes' updates change?
+# A vector is a single direction, so there is nothing to make equally loud. But why not embedding and head? Each byte
+# of the text picks one row of the embedding, so a row's gradient comes from one byte alone. Set the gradient's row of
+# the most frequent byte to zero: which other bytes' updates change?
 
 # %% tags=["volatile"]
 print(lesson.say_rows(lesson.erase_a_byte(run)))
@@ -372,7 +371,7 @@ print(lesson.say_rows(lesson.erase_a_byte(run)))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# If Muon steps one of them, too, the loss is even lower! So "not the embedding" is only a rule of thumb.
+# No, the loss is even lower! So "not the embedding" is only a rule of thumb.
 #
 # <details><summary>Why people keep to it, and was that a fair test?</summary>
 #
@@ -440,6 +439,6 @@ print(f"your loss: {mine[0]:.2f} → {mine[-1]:.2f}")
 print("the same as torch's, to the last bit:", mine == torchs)
 
 # %% [markdown]
-# The next lesson asks how a few matrix products, without an SVD, find nearly this update.
+# The next lesson asks how a few matrix products find nearly this update.
 #
 # *Read on:* [Muon](https://kellerjordan.github.io/posts/muon/)

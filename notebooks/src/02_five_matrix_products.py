@@ -84,7 +84,7 @@ print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @
 
 # %% [markdown]
 # So a sum of odd powers changes only the singular values. One **step** of Newton–Schulz is such a sum, with three
-# numbers a, b and c (the next cell prints Muon's):
+# numbers a, b and c:
 #
 # ```text
 # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵
@@ -172,7 +172,7 @@ write.check(step)
 # From here on you build an optimizer: an answer that gives the same bits as `torch.optim.Muon` is saved in
 # `my_muon.py` beside this notebook, and in lesson 16 that file trains a GPT on real processes. Compute and return in
 # the dtype of `G`, because lesson 16 gives it **bfloat16** (16 bits a number). `torch.addmm` rounds a product and a
-# sum only once, so write both sums of your `step` with it: only then you get torch's bits.
+# sum only once, so write both sums of your `step` with it to get torch's bits.
 #
 # <details><summary>Hint</summary>
 #
@@ -214,7 +214,7 @@ whole.check(newton_schulz)
 # %% [markdown]
 # ## Under the microscope
 #
-# Each dot is a singular value. From step to step, quiet ones climb, and loud ones swing about 1.
+# Each dot is a singular value:
 
 # %%
 lesson.microscope(live=widgets)
@@ -274,7 +274,7 @@ print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 # ## What does it cost?
 #
 # A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, a multiplication and an addition for each term. Count
-# the FLOPs of Newton–Schulz, for any matrix, tall or wide.
+# the FLOPs of Newton–Schulz for any matrix.
 #
 # <details><summary>Hint</summary>
 #
@@ -317,8 +317,7 @@ cost.check(flops)
 #
 # </details>
 #
-# Do more steps bring the result all the way to `U @ Vt`? The distance between the two is the size of their difference,
-# divided by the size of `U @ Vt`.
+# Do more steps bring the result all the way to `U @ Vt`? (Distances are relative to the size of `U @ Vt`.)
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -331,7 +330,7 @@ print(lesson.say_steps(rows, recorded.matrix))
 #
 # ## Other numbers
 #
-# Other `a`, `b` and `c` have been published, too. How many steps does each triple take to lift a quiet value to a half?
+# Other `a`, `b` and `c` have been published. How many steps does each triple take to lift a quiet value to a half?
 #
 # *Easy · 4 minutes · required*
 
@@ -363,10 +362,8 @@ for name, triple in {"Keller Jordan's numbers, Muon's": (a, b, c), "numbers that
 print(lesson.say_published())  # after five steps; the mean is over this gradient's values
 
 # %% [markdown]
-# Directions need only be *about* equally loud, so what counts is lifting the quiet ones. Early in training more of
-# them are quiet: of a gradient's 64 singular values, divided by the norm, about thirty are below 0.01 after 40
-# training steps (lesson 01), and only three after 300 (this lesson). Polar Express and CANS lift most: their numbers
-# change from step to step, and the first `a` is above 8.
+# Directions need only be *about* equally loud, so what counts is lifting the quiet ones. Polar Express and CANS
+# lift most: their numbers change from step to step, and the first `a` is above 8.
 #
 # ## Recap
 #

@@ -189,8 +189,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # %% [markdown]
 # ## Write an all_gather
 #
-# Your function runs on every rank, with this rank's piece, and returns all pieces in the order of ranks. It may send
-# to the next rank only.
+# Your function gets this rank's piece, and returns all pieces in the order of ranks. It may send to the next rank
+# only.
 #
 # <details><summary>Hint</summary>
 #
@@ -203,8 +203,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks, group=None):
-    # so that the ring also works within a part of the ranks (lesson 06), hand `group` on, and say who by
-    # group_dst and group_src:
+    # so that the ring also works within a part of the ranks (lesson 06), pass `group` on, and name your
+    # neighbour by group_dst and group_src:
     # dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
@@ -245,7 +245,7 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# (Par is for an all_reduce of 4,096 float32 entries, so the check runs this half and your all_gather together.)
+# (Par is for an all_reduce of 4,096 float32 entries: this half and your all_gather together.)
 #
 # *Hard · 12 minutes · required · par 24576 bytes a rank*
 
@@ -317,7 +317,7 @@ hard.check(ring_reduce_scatter)
 #
 # ## Bytes, for any ring
 #
-# How many bytes does one of P ranks send in each of the three collectives?
+# How many bytes does one of P ranks send in each collective?
 #
 # <details><summary>Hint</summary>
 #
@@ -348,8 +348,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Each half sends (P − 1)/P of the tensor's bytes, which is always less than the whole tensor, even on a thousand
-# ranks.
+# Each half sends (P − 1)/P of the tensor's bytes, less than the whole tensor even on a thousand ranks.
 #
 # <details><summary>What ZeRO sends, as layouts</summary>
 #
@@ -385,8 +384,8 @@ formulas.check(formula)
 #
 # ## And the clock?
 #
-# Every message takes a fixed time, its **latency**, however small it is, and then time for its bytes: **bandwidth**
-# says how many pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back:
+# Every message takes a fixed time, its **latency**, and then time for its bytes: **bandwidth** says how many pass in
+# a second. To measure both, let a ball go from rank 0 to rank 1 and back:
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -408,8 +407,7 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left of the picture you pay for latency alone, on the right for bytes. How long does a ring's all_reduce
-# take?
+# On the left you pay for latency alone, on the right for bytes. How long does a ring's all_reduce take?
 #
 # *Easy · 4 minutes · required*
 
@@ -494,7 +492,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your ring, on real ranks
 #
-# Do both halves together equal PyTorch's own `all_reduce`?
+# Do both halves together equal PyTorch's `all_reduce`?
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)

@@ -78,8 +78,8 @@ first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.draw_run(first, "first_muon-first")
 
 # %% [markdown]
-# If one more rank joins those in the picture, who owns `down2`, the last of the twelve? And if you take the buffers
-# of all ranks together, what fraction is zero before the sum?
+# If one more rank joins those in the picture, who owns `down2`, the last of the twelve? And what fraction of all
+# buffers together is zero before the sum?
 #
 # *Easy · 3 minutes · required*
 
@@ -110,7 +110,7 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# Here is the early code, rewritten in our words and without momentum and weight decay:
+# Here is the early code, in our words and without momentum and weight decay:
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -133,9 +133,9 @@ print(lesson.say_outcome(early))
 # %% [markdown]
 # ## One gradient is missing
 #
-# Suppose that the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow
-# `offset` through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024.
-# In `k1`'s own place zeros are right, because only its owner would compute its update.)
+# Suppose the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow `offset`
+# through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024. In
+# `k1`'s own place zeros are right, because only its owner would compute its update.)
 #
 # <details><summary>Hint</summary>
 #
@@ -237,8 +237,8 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# Each entry has one owner, so nothing needs to be added up, and an all_gather is enough. In a step, rank 0 sends this
-# much on a ring:
+# Each entry has one owner, so nothing needs to be added up, and an all_gather is enough. On a ring, rank 0 sends this
+# much:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
@@ -294,8 +294,7 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
-# share* is all work divided by the number of ranks. If matrices are dealt out round robin, how many fair shares does
-# the busiest rank get?
+# share* is all work divided by the number of ranks. With round robin, how many fair shares does the busiest rank get?
 #
 # *Easy · 4 minutes · required*
 
@@ -319,8 +318,8 @@ fair.check(fair_shares)
 # </details>
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers, each with four square matrices and two large ones. A large one takes three times the
-# work of a square one:
+# The smallest GPT-2 has 12 layers, each with four square matrices and two large ones, which take three times the work
+# each:
 
 # %%
 fair_shares = fair.accepted_or(lesson.shares_by_index)
@@ -328,9 +327,9 @@ for ranks in (6, 8, 128):
     print(f"{ranks:3} ranks: the busiest has {fair_shares(lesson.COSTS, ranks):.1f} fair shares")
 
 # %% [markdown]
-# Among 6 owners, two get all the large ones. Among 8, for which the early code was made, the work is even. The picture
-# below deals matrices out in two ways: on the left by index (round robin), on the right costliest first, each to the
-# rank with the least work so far. Which numbers of ranks suit round robin?
+# Among 6 owners, two get all the large ones. Among 8 the work is even. The picture deals matrices out in two ways: on
+# the left by index (round robin), on the right costliest first, each to the rank with the least work so far. Which
+# numbers of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)

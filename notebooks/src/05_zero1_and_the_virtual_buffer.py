@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# In float32, Muon's momentum for Llama 3.1 70B takes 274 GB, more than three GPUs have, and so far every rank keeps all
-# of it. How can each keep only a share, and still know where every entry is, without asking?
+# Muon's momentum for Llama 3.1 70B takes 274 GB, more than three GPUs have, and so far every rank keeps all of it.
+# How can each keep only a share, and still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -72,8 +72,8 @@ _ = my_muon.so_far("05")
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
-# So a rank owns a *range* and not a matrix: a bucket's momentum of B entries is `m[B_dp]`. If the boundary of two
-# slices falls inside a matrix, the matrix **straddles** it. The sizes in each bucket are:
+# So a rank owns a *range*, not a matrix: a bucket's momentum of B entries is `m[B_dp]`. If the boundary of two slices
+# falls inside a matrix, the matrix **straddles** it. The sizes in each bucket are:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -84,8 +84,7 @@ for each in plan.buckets:
     print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# One more rank joins. Which matrices then straddle a boundary, and how many entries of padding are there in all
-# buckets together?
+# One more rank joins. Which matrices then straddle a boundary, and how many entries of padding are there in all?
 #
 # *Easy · 4 minutes · required*
 
@@ -131,7 +130,7 @@ lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
 # C is cut inside a row, because dp cuts the flat buffer, which knows nothing of rows. In code, the address book is
-# the package's master plan, `dist_meta`, with one item for each matrix. Use it to find an entry.
+# the master plan, `dist_meta`, with one item for each matrix. Use it to find an entry.
 #
 # *Easy · 4 minutes · required*
 
@@ -166,7 +165,7 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # ## Find your range
 #
 # An item's `global_range` gives a matrix's entries in the bucket, and its `local_range` those in this rank's slice,
-# counted from the start *of the slice*. Compute the second from the first.
+# counted from the *slice's* start. Compute the second from the first.
 #
 # <details><summary>Hint</summary>
 #
@@ -209,13 +208,12 @@ local_range = ranges.accepted_or(lesson.local_range)
 # %% [markdown]
 # ## Who needs whom?
 #
-# Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
+# Each entry of the update depends on the whole matrix. So every rank that keeps a part gathers the whole,
 # orthogonalizes it, and uses its own part. The work is repeated, but no update is sent.
 #
 # Jen Wei's script (2025), the blueprint of this course, gathers *every* bucket, padding included. A thriftier way
-# sends only the parts of matrices that straddle, straight to the ranks that keep the other parts. An entry travels as
-# bfloat16, 2 bytes. With the ranks that we began with (`dp`, set above), how many bytes does rank 0 *send* for this
-# gathering, in each of the two ways?
+# sends only the parts of matrices that straddle, straight to the ranks that keep the rest. An entry travels as
+# bfloat16, 2 bytes. With the `dp` ranks that we began with, how many bytes does rank 0 *send* in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -253,8 +251,8 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## What travels
 #
-# A step makes three collectives for each bucket: for gradients, for Newton–Schulz's inputs, and for weights. The
-# momentum itself never travels.
+# A step makes three collectives for each bucket: for gradients, Newton–Schulz's inputs and weights. Momentum itself
+# never travels.
 #
 # <details><summary>The three collectives, as layouts</summary>
 #
@@ -276,9 +274,9 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon on 24 matrices of 15 or 60 kB, 716 kB together. It does so four times, with
-# buckets of at most 10, 40, 160 and 640 kB. (A matrix that is larger than that has a bucket for itself.) Each bucket is
-# cut over all ranks. Two things follow from the limit alone, before any clock starts:
+# Your machine times the package's Muon on 24 matrices of 15 or 60 kB, 716 kB together, with buckets of at most 10,
+# 40, 160 and 640 kB. (A larger matrix has a bucket for itself.) Each bucket is cut over all ranks. Two things follow
+# from the limit alone:
 #
 # *Easy · 2 minutes · required*
 
@@ -316,9 +314,9 @@ compare(predicted, lesson.found_costs(costs), lesson.draw_buckets(costs))
 # %% [markdown]
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket. Since each bucket is cut over all ranks, every rank would
-# orthogonalize every matrix. By default, therefore, the package cuts *one* long list of all matrices into dp slices,
-# `zero1(cut="list")`. In a list of A to G, of which matrices does the last slice have a part?
+# In a large model a single matrix fills a bucket, which all ranks share, so each would orthogonalize every matrix. By
+# default, therefore, the package cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`. In a list
+# of A to G, which matrices have a part in the last slice?
 #
 # *Easy · 2 minutes · required*
 
@@ -446,7 +444,6 @@ compare({"parts": parts}, {"parts": [len(part) for part in collected[0]]})
 # </details>
 
 # %% [markdown]
-# Real jobs also cut weights along tp, which gives a rank two kinds of neighbours, so the next lesson asks which ranks
-# belong together.
+# Real jobs also cut weights along tp, which gives a rank two kinds of neighbours: the next lesson's subject.
 #
 # *Read on:* [ZeRO](https://arxiv.org/abs/1910.02054)

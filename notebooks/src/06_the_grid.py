@@ -235,8 +235,8 @@ compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 # </details>
 
 # %% [markdown]
-# `src` means the *global* rank, and `group_src` the group rank. On a grid with one axis the two are the same, so this
-# bug shows only on a grid with two.
+# `src` means the *global* rank, and `group_src` the group rank. With one axis the two are the same, so this bug shows
+# only with a second.
 
 # %%
 def from_group_rank(rank, number):
@@ -250,8 +250,8 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# In the picture at the top, each rank calls in its row, then in its column. Now rank 0 skips the call in its row.
-# Which ranks get an answer to every call they make? (Rank 0 makes only one.)
+# In the picture at the top, each rank calls in its row, then in its column. Now rank 0 skips its first call. Which
+# ranks get an answer to every call they make? (Rank 0 makes only one.)
 #
 # <details><summary>Hint</summary>
 #
@@ -331,8 +331,8 @@ comparing.check(first_mismatch)
 # </details>
 
 # %% [markdown]
-# `work.agree` does the same on real ranks, with code of its own: it gathers all ranks' lists in one collective, and
-# compares them. Its message counts calls from 1:
+# `work.agree` does the same on real ranks: it gathers all ranks' lists in one collective, and compares them. Its
+# message counts calls from 1:
 
 # %%
 def agree_first(rank):
@@ -396,6 +396,6 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# The next lesson asks what each of the two axes cuts.
+# The next lesson asks what each axis cuts.
 #
 # *Read on:* [Megatron-LM, appendix B.1](https://arxiv.org/abs/1909.08053)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · What do tp and dp cut?
 #
-# A model's weights and its optimizer's memory are spread in pieces over a grid of ranks. Which ranks hold a given
-# entry, and what shape is each rank's piece?
+# A model's weights and its optimizer's memory are spread over a grid of ranks. Which ranks hold a given entry, and
+# what shape is each rank's piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -74,8 +74,8 @@ _ = my_muon.so_far("07")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# A size need not be a multiple of tp. As in `torch.chunk`, each rank takes size / tp rows or columns, rounded up,
-# until none are left. W is 10 × 8. What shape is the last rank's piece, cut either way?
+# As in `torch.chunk`, each rank takes size / tp rows or columns, rounded up, until none are left. W is 10 × 8. What
+# shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -139,10 +139,10 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Two layers, one message
 #
-# An MLP has two layers with relu between them. `up`, 10 × 8, is column parallel, so each rank finishes some hidden
-# features and can apply relu at once. `down`, 6 × 10, is row parallel, and each rank's piece needs just the features
-# that the rank has. So no message passes between the layers. But each rank ends with only a part of every sum,
-# `y{U_tp}`. Write one rank's forward pass.
+# An MLP has two layers with relu between. `up`, 10 × 8, is column parallel, so each rank finishes some hidden
+# features and can apply relu at once. `down`, 6 × 10, is row parallel, and each rank's piece needs just that rank's
+# features. So no message passes between the layers. But each rank has only a part of every sum, `y{U_tp}`. Write one
+# rank's forward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -220,8 +220,7 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # dp copies the weights. For each place along tp, the momentum is one flat buffer (lesson 05), and dp cuts it into
 # equal slices, no matter where a matrix begins. So tp cuts a *matrix*, and dp the *buffer*. Every rank leaves room
-# for a matrix's largest piece, even if its own is smaller, so the next matrix begins at the same offset on every
-# rank.
+# for a matrix's largest piece, so the next matrix begins at the same offset everywhere.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -278,9 +277,8 @@ holders.check(who_holds)
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**. A
-# head works with its own rows of all three, so it needs them on *one* rank. A head is torn if no rank has all its
-# rows. How many are torn if tp cuts the rows of the stack as if it were one weight? And how many if it cuts q, k and
-# v one by one?
+# head works with its own rows of all three, so it needs them on *one* rank. It is torn if no rank has them all. How
+# many are torn if tp cuts the rows of the stack as one weight? And how many if it cuts q, k and v one by one?
 #
 # <details><summary>Hint</summary>
 #
@@ -594,8 +592,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your cuts, in training
 #
-# On real ranks, each row of the grid trains on its own data. `my_parameters` cuts the weights with your function, and
-# tells Muon along which dimension:
+# Each row of the grid trains on its own data. `my_parameters` cuts the weights with your function, and tells Muon
+# along which dimension:
 
 # %%
 def train(rank):
@@ -638,6 +636,6 @@ compare({"alike": alike}, {"alike": same}, lesson.picture_of_kept(dp, tp, kept))
 # </details>
 
 # %% [markdown]
-# The next lesson asks what happens if each rank orthogonalizes its piece alone, without a message.
+# The next lesson asks what happens if each rank orthogonalizes its piece alone.
 #
 # *Read on:* [When dp or tp pays off](https://jax-ml.github.io/scaling-book/training)

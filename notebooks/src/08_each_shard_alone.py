@@ -65,8 +65,7 @@ _ = my_muon.so_far("08")
 #
 # A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
 # update · V` says, in row i and column j, how strongly input direction j moves output direction i. For the right
-# update, UVᵀ, it has ones on the diagonal and zeros elsewhere (`lesson.orthogonal` computes UVᵀ exactly, without
-# Newton–Schulz):
+# update, UVᵀ, it has ones on the diagonal and zeros elsewhere (`lesson.orthogonal` computes UVᵀ exactly):
 
 # %%
 gradient = lesson.gradient()
@@ -75,8 +74,8 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# In the heat maps at the top, grey off the diagonal means that an input moves an output that is not its partner. The
-# left part, as wide as it is high, is a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
+# In the heat maps at the top, grey off the diagonal means that an input moves an output other than its partner. The
+# left part is a square. The columns to its right are inputs that the gradient ignores: G times them is zero.
 #
 # A rank's piece of `G[I, J_tp]`, or of `G[I_tp, J]`, is its **shard**:
 
@@ -114,7 +113,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Real ranks orthogonalize their shards, each alone:
+# On real ranks:
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -130,8 +129,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 # %% [markdown]
 # All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
 # flat spectrum proves nothing. Compare the update with UVᵀ itself, by two numbers: the **cosine** is 1 if two
-# matrices point the same way, and 0 at right angles. The **distance** is the Frobenius norm (lesson 02) of the two
-# matrices' difference, divided by that of UVᵀ.
+# matrices point the same way, and 0 at right angles. The **distance** is the Frobenius norm (lesson 02) of their
+# difference, divided by that of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -172,8 +171,8 @@ near.check(nearness)
 
 # %% [markdown]
 # And where does the update act? Energy is again a value squared (lesson 01), here each entry of `Uᵀ · update · V`.
-# What share of all energy is on the diagonal, what share elsewhere in the 64 × 64 square, and what share to the right
-# of that square, on ignored inputs?
+# What shares of all energy are on the diagonal, elsewhere in the 64 × 64 square, and to the right of it, on ignored
+# inputs?
 #
 # <details><summary>Hint</summary>
 #
@@ -242,7 +241,8 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# Noise has no loud direction for shards to share, so if tp cuts rows, a test with `torch.randn` may pass.
+# A real gradient's loud directions are in every shard, and each shard makes them loud. Noise has none, so if tp cuts
+# rows, a test with `torch.randn` may pass.
 #
 # ## Two matrices as one
 #
@@ -302,8 +302,8 @@ compare({"larger": larger, "smaller": smaller}, {"larger": round(size.item(), 2)
 #
 # ## A shard gets the size wrong, too
 #
-# Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes the factor from
-# `shard.shape` may be wrong, even if it has gathered the matrix. Two formulas are in use:
+# Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes it from `shard.shape` may be
+# wrong, even after a gather. Two formulas are in use:
 #
 # ```text
 # Keller Jordan                     sqrt(max(1, m/n))
@@ -407,7 +407,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Gathering costs messages, and every tp rank now repeats the same work:
+# Gathering costs messages, and every tp rank repeats the same work:
 
 # %% tags=["volatile"]
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -417,8 +417,7 @@ print(lesson.say_cost(costs, tp))
 # %% [markdown]
 # ## An update that survives its shards
 #
-# If a matrix is cut by columns, ranks can find the exact update without gathering it. Your budget, for what one rank
-# sends on a ring:
+# If a matrix is cut by columns, ranks can find the exact update without gathering it. Your budget, on a ring:
 
 # %%
 print(lesson.say_budget(tp))
@@ -536,6 +535,6 @@ compare({"left": left}, {"left": round(result.distance, 1)}, picture)
 # </details>
 
 # %% [markdown]
-# The next lesson asks how, in a whole step, every matrix finds its way back to its ranks.
+# The next lesson asks how every matrix finds its way back to its ranks.
 #
 # *Read on:* [DeepSpeed's issue 8437](https://github.com/deepspeedai/DeepSpeed/issues/8437)

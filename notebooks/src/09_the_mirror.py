@@ -66,9 +66,8 @@ _ = my_muon.so_far("09")
 #
 # ## Predict
 #
-# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. Each restores the *layout* that its
-# partner changed. But which of phases 1 to 3 changes the *numbers* in a way that nothing can undo? And which of
-# all seven send nothing?
+# Fold the film at the dashed line: phase 5 lies on 3, 6 on 2, and 7 on 1. Each restores the *layout* that its partner
+# changed. But which of phases 1 to 3 changes the *numbers* for good? And which of all seven send nothing?
 #
 # *Easy · 3 minutes · required*
 
@@ -117,13 +116,13 @@ here = lesson.record_here(dp, tp, seed)
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum itself never travels: each rank updates its range `m[B_dp]`, computes x, the input of Newton–Schulz,
-# from it, and sends only x.
+# The momentum never travels: each rank updates its range `m[B_dp]`, computes x, the input of Newton–Schulz, from it,
+# and sends only x.
 #
 # ## The trip of one matrix
 #
-# The matrix in the film is attention's o. It shares a bucket with the MLP's up and down: tp cuts the rows of up, and
-# the columns of o and of down, and each rank packs its pieces in this order:
+# The film's matrix, attention's o, shares a bucket with the MLP's up and down. tp cuts the rows of up, and the
+# columns of o and down, and each rank packs its pieces in this order:
 
 # %%
 bucket = plan.buckets[0]
@@ -155,16 +154,16 @@ compare({"range_of_o": range_of_o}, {"range_of_o": meta.global_range})
 # </details>
 
 # %% [markdown]
-# The master plan (lesson 05's address book) has this range as `meta.global_range`, and the piece's rows and columns
-# as `meta.shape`. Now o travels:
+# Lesson 05's master plan has this range as `meta.global_range`, and the piece's rows and columns as `meta.shape`. Now
+# o travels:
 
 # %%
 print(lesson.say_trip(plan, here, "o"))
 
 # %% [markdown]
 # Each arrow is a **hop**: it changes how *one* axis holds the tensor. A phase's hops, with the dtype that they send,
-# are its **route**. Line 5 turns the hop of line 3 around, and sends nothing, because each tp rank has o whole.
-# Suppose line 3 gathered o to one owner, at place 0 of tp: `Shard(1) → Owned(0)`. Which collective would line 5 need?
+# are its **route**. Line 5 reverses the hop of line 3, and sends nothing, because each tp rank has o whole. If line 3
+# gathered o to one owner, at place 0 of tp (`Shard(1) → Owned(0)`), which collective would line 5 need?
 #
 # *Easy · 2 minutes · required*
 
@@ -224,16 +223,15 @@ print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
 # %% [markdown]
 # ## The way out, and the way back
 #
-# `travel`, below, carries a tensor along a route. For each hop it calls `take(x, hop, dtype, at, label)`; `at` are
-# this rank's coordinates. `travel` and `take` are **generators**: if a hop sends, they yield a *request* named by
-# `label`, and wait until it is answered, by real processes or, in the next section, by you. `y = yield from
-# travel(…)` runs one to its end and takes what it returns.
+# `travel`, below, carries a tensor along a route; `at` are this rank's coordinates. It and `take`, which moves one
+# hop, are **generators**: if a hop sends, they yield a *request* named by `label`, and wait until real processes or,
+# in the next section, you answer it. `y = yield from travel(…)` runs one to its end and takes what it returns.
 
 # %%
 print(inspect.getsource(travel))
 
 # %% [markdown]
-# Write the way back. Think of shoes and socks: you take off first what you put on last.
+# Write the way back. Think of shoes and socks: what goes on last comes off first.
 #
 # <details><summary>Hint</summary>
 #
@@ -268,10 +266,9 @@ back.check(way_back)
 # %% [markdown]
 # ## You are the network
 #
-# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you press the
-# button of its group. A real network answers in another order each time. If the order changed even one bit of the
-# result, no run could be repeated. Try to find an order that changes the hash of the final weights: let one group
-# race ahead.
+# In a **stepping world** all ranks are generators in this notebook. Each stops at a request until you press its
+# group's button. A real network answers in another order each time. If that changed even one bit, no run could be
+# repeated. Try to change the hash of the final weights: let one group race ahead.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
@@ -299,8 +296,7 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# The optimizer's first parameter group has up and o, the second has down. How often does the second loop update each
-# matrix?
+# The optimizer's first parameter group has up and o, the second down. How often does that loop update each matrix?
 #
 # *Easy · 2 minutes · required*
 
@@ -325,7 +321,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# All lessons so far led here. `job` does the arithmetic, and you write the communication.
+# All lessons led here. `job` does the arithmetic, and you write the communication.
 #
 # <details><summary>Hint</summary>
 #
@@ -435,7 +431,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# To compare, `torch.optim.Muon` takes the same step in one process, with the averages that phase 1 left:
+# To compare, `torch.optim.Muon` takes the same step in one process, with the averages of phase 1:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -450,6 +446,6 @@ print("entries that differ:", lesson.different_bits(after, alone))
 print(my_muon.try_it())
 
 # %% [markdown]
-# The step that ran, yours or the reference, is right to the bit, and the next lesson asks what it costs.
+# The step that ran is right to the bit, and the next lesson asks what it costs.
 #
 # *Read on:* [Muon is Scalable, section 2.3](https://arxiv.org/abs/2502.16982)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · The bill: what does a step cost?
 #
-# In one Muon step of Llama 3.1 70B, each of 512 GPUs may send 70 GB. With a pencil, before anything runs: how many
-# bytes does a rank send in each phase, and how many does it keep?
+# In one Muon step of Llama 3.1 70B, each of 512 GPUs may send 70 GB. Before anything runs: how many bytes does a rank
+# send in each phase, and how many does it keep?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -58,8 +58,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The picture below shows lesson 09's matrices and where dp cuts them (its lower part is for *Fetch only what
-# straddles*). They fill a single bucket, so `cut="bucket"` and `cut="list"` (lesson 05) cut alike:
+# The picture shows lesson 09's matrices and where dp cuts them (its lower part is for *Fetch only what straddles*):
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -157,8 +156,8 @@ by_hand.check(bill)
 #
 # </details>
 #
-# Some of the strategies below expect averaged gradients, so their bars include the all_reduce that averages them.
-# (`zero1, boundary` is explained in the next section.)
+# Some strategies below expect averaged gradients, so their bars include the all_reduce that averages them. (The next
+# section explains `zero1, boundary`.)
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -171,8 +170,8 @@ lesson.draw_small_bills(dp, tp)
 # ## Fetch only what straddles
 #
 # Wei's script gathers the *whole* bucket. But a matrix that straddles no boundary lies in one slice already, so
-# `gather="boundary"` moves only those that straddle one. Suppose you keep a part of a matrix, or none of it. How many
-# entries of the matrix do you send to each place along dp?
+# `gather="boundary"` moves only those that straddle one. Your slice has some entries of a matrix, or none. How many
+# of them do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -206,8 +205,8 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks send as many entries as you say, in one `all_to_all_single` (a collective in which a rank may send each
-# other rank a different number of entries):
+# Real ranks send as many entries as you say, in one `all_to_all_single` (each rank may send every other a different
+# number):
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -238,8 +237,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order, so a gradient's last bits may differ. Newton–Schulz rounds its input to
-# bfloat16. If one entry of o's gradient then rounds the other way, how many weights change?
+# and another grid adds in another order, so last bits may differ. Newton–Schulz rounds its input to bfloat16. If such
+# a last bit makes one entry of o's gradient round the other way, how many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -263,8 +262,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# But this is rare, because most fp32 sums, added up in another order, are the same once rounded to bfloat16, which
-# keeps only 8 significant bits:
+# But this is rare, because bfloat16 keeps only 8 significant bits, so most fp32 sums round alike in any order:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
@@ -335,8 +333,7 @@ yours = bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plan
 print(yours)
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes the bytes of each request. (It leaves out the
-# averaging that some strategies expect before the step.) Here is what rank 0 sent:
+# Real ranks take a step with each strategy, and a **ledger** notes the bytes of each request. Rank 0 sent:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -344,7 +341,7 @@ print(lesson.say_counted(counted))
 print("as in your bill:", {phase: counted[0]["zero1"].sent.get(phase, 0) == sent for phase, sent in yours.items()})
 
 # %% [markdown]
-# Which strategies keep half as much state as AdamW with ZeRO-1?
+# Which strategies keep half as much state as ZeRO-1 AdamW?
 #
 # *Easy · 1 minute · required*
 
@@ -370,6 +367,6 @@ compare({"halves": halves}, {"halves": found, **kept, "bytes of ZeRO-1's AdamW":
 # </details>
 
 # %% [markdown]
-# Your bill holds for cuts that this package knows, and the next lesson asks how you plug in your own.
+# Your bill holds for cuts that this package knows, and the next lesson plugs in your own.
 #
 # *Read on:* [Sharded matrices](https://jax-ml.github.io/scaling-book/sharding)

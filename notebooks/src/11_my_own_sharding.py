@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 11 · How do I plug in my own sharding?
 #
-# Your model is cut in a way that no library has foreseen. Which functions do you write, so that Muon still
-# orthogonalizes each matrix whole, and only once?
+# Your model is cut in a way no library has foreseen. Which functions do you write, so that Muon still orthogonalizes
+# each matrix whole, and only once?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: installs nothing where the package is installed, and draws the first picture.
@@ -77,9 +77,8 @@ def muon_step(params, momenta, owners, config, lr):
 # `X[I_dp, J]`. Only the owner, the rank at place k of dp, gets the whole matrix: `X[I, J]@dp=k`. `redistribute_fn`
 # sends each rank its part of the update. All ranks must call both.
 #
-# Who cuts rows along dp? ZeRO-1 keeps weights whole there, but **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2**
-# (`fully_shard`): it cuts rows, as `torch.chunk` does. For this example, *all* dp × tp ranks hold rows of one matrix,
-# and the last rank owns it:
+# ZeRO-1 keeps weights whole along dp, but **ZeRO-3** cuts them. PyTorch's ZeRO-3 is **FSDP2** (`fully_shard`): it
+# cuts rows, as `torch.chunk` does. Here *all* dp × tp ranks hold rows of one matrix, and the last rank owns it:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -115,8 +114,7 @@ compare({"rows": rows, "got": got}, lesson.run_owner_of_nothing(dp, tp, seed, ba
 # </details>
 
 # %% [markdown]
-# So even a rank with an **empty shard**, one without rows, must call `gather_fn`: here it is the one that gets the
-# matrix.
+# So even a rank with an **empty shard**, one without rows, must call `gather_fn`: here it is the owner.
 #
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. As the top picture shows,
 # a matrix is gathered within one replica, but its owner sends the update to the ranks of all replicas. (The last
@@ -125,9 +123,9 @@ compare({"rows": rows, "got": got}, lesson.run_owner_of_nothing(dp, tp, seed, ba
 #
 # ## Yours, on real ranks
 #
-# Here each dp group (a column of the grid) has matrices of its own, and its ranks divide the rows of each among them.
-# A rank may get none. For each matrix, name the owner by its global rank, not by its place in the group (the k of
-# `@dp=k`). If there are enough matrices, every rank of the group must own one.
+# Here each dp group (a column of the grid) has its own matrices, and its ranks divide the rows of each among them. A
+# rank may get none. Name each owner by its global rank, not its place in the group (the k of `@dp=k`). If there are
+# enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -153,7 +151,7 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# `dist.gather` wants equal pieces, and yours are not. `dist.all_to_all_single` takes split sizes, one for each rank:
+# `dist.gather` wants equal pieces, but `dist.all_to_all_single` takes split sizes, one for each rank:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -262,7 +260,7 @@ given_back.check(redistribute)
 # ## Two traps
 #
 # The first trap gathers the gradient, not the x that Muon hands over (as `momentum_buffer`). In the first step the
-# two differ only by a factor, which Newton–Schulz ignores, so a test of one step may pass:
+# two differ only by a factor, which Newton–Schulz ignores, so a one-step test may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -451,8 +449,7 @@ lesson.quiz().check(answers)
 # %% [markdown]
 # ## Your functions in `muon_step`, on real ranks
 #
-# `muon_step` gets five matrices, and some ranks have no rows of some of them. How many collectives does each rank call
-# in this step?
+# `muon_step` gets five matrices, and some ranks have no rows of some. How many collectives does each rank call?
 #
 # *Easy · 2 minutes · required*
 
@@ -480,6 +477,6 @@ compare({"calls": calls}, {"calls": made})
 # </details>
 
 # %% [markdown]
-# Your functions wait for each message, so the next lesson asks: what may a rank do in the meantime?
+# Your functions wait for each message, so the next lesson asks what a rank may do meanwhile.
 #
 # *Read on:* [PyTorch FSDP](https://arxiv.org/abs/2304.11277)

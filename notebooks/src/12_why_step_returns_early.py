@@ -90,8 +90,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # </details>
 #
-# In the lower half of the top picture one bucket travels while another is computed: that is **overlap**. Communication
-# for which a rank has to wait is **exposed** (hatched).
+# In the lower half of the top picture one bucket travels while another is computed: that is **overlap**.
+# Communication for which a rank waits is **exposed** (hatched).
 #
 # <details><summary>Why each number stands there three times</summary>
 #
@@ -101,7 +101,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# A rank is again a generator: `yield Start(…)` starts a collective and returns a **ticket**, like `handle` above, and
+# A rank is again a generator: `yield Start(…)` starts a collective and returns a **ticket**, like `handle`, and
 # `yield Wait(…)` waits for the answer.
 
 # %%
@@ -114,9 +114,9 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix that was asked for and is not yet done costs memory, so a **window** limits their number. A window of 1
-# is the loop above. With 2, the next matrix travels while you work on this one. The link carries one gather at a
-# time. After how many milliseconds is all work done?
+# Each matrix asked for and not yet done costs memory, so a **window** limits their number. A window of 1 is the loop
+# above. With 2, the next matrix travels while you work on this one. The link carries one gather at a time. After how
+# many milliseconds is all work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -160,7 +160,7 @@ lesson.draw_schedules(dp * tp)
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**. Write it as a generator, like `one_by_one`.
+# Asking early is called **prefetch**. Write it as a generator.
 #
 # <details><summary>Hint</summary>
 #
@@ -318,14 +318,13 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Here a gather takes 2 ms, work 3 and a share 8. How many milliseconds may a share take at most, if the bug is to stay
-# hidden?
+# Here a gather takes 2 ms, work 3 and a share 8. How long may a share take, if the bug is to stay hidden?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-# when the work on matrix i + 2 ends, it writes into the buffer that s(i) reads: in the picture, when do s1 and the
-# work on matrix 3 begin?
+# s(i) shares matrix i. As the work on matrix i + 2 ends, it writes into the buffer that s(i) reads. In the picture,
+# when do s1 and the work on matrix 3 begin?
 longest = ...  # the longest share, in whole milliseconds, with which no buffer is written before its share has ended
 
 # %% tags=["answer"]
@@ -348,8 +347,7 @@ compare({"longest": longest}, {"longest": max(share for share in early if not ea
 # </details>
 
 # %% [markdown]
-# All ranks must also ask in the same order. Otherwise they would silently mix pieces of two matrices, if both gathers
-# have the same size.
+# All ranks must also ask in the same order, or gathers of equal size would silently mix pieces of two matrices.
 #
 # <details><summary>An open task: in which order should a rank ask? (30 minutes)</summary>
 #
@@ -419,7 +417,7 @@ quiz.check(answers)
 # %% [markdown]
 # ## Does reality agree?
 #
-# Here is a recording of real steps. In half of them, all ranks shared one slowed-down link, a **bus**.
+# In half of the real steps recorded here, all ranks shared one slowed-down link, a **bus**.
 
 # %%
 recording = lesson.recorded()
@@ -457,9 +455,8 @@ with_window_3 = recorded.accepted_or(lesson.with_window_3)
 print(lesson.say_gains(recording, with_window_3))
 
 # %% [markdown]
-# Your `makespan` gives each rank a core and a link of its own. But in the first row all ranks share two cores, and in
-# the last row they share one link, so in both its time is a fifth too short. (The rows between share as much, but
-# have little to overlap: ranks hardly wait in the one, and hardly work in the other.)
+# Your `makespan` gives each rank a core and a link of its own. But all ranks share two cores in the first row, and
+# one link in the last, so in both its time is a fifth too short.
 #
 # <details><summary>How little was left to hide</summary>
 #
@@ -468,8 +465,8 @@ print(lesson.say_gains(recording, with_window_3))
 #
 # </details>
 #
-# Now your machine. Each rank gets a link of its own, so slow that a gather takes twice as long as the work on a matrix.
-# How much can window 3 save?
+# Now your machine. Each rank gets its own link, so slow that a gather takes twice as long as the work. How much can
+# window 3 save?
 
 # %% tags=["ranks", "volatile"]
 runs = lesson.run_on_slow_links(prefetch, dp * tp, seed, (1, 3), steps, backend=backend)

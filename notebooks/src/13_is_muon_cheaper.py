@@ -156,8 +156,13 @@ for name, dtype in lesson.DTYPES.items():
 
 # %% [markdown]
 # So the answer depends on the dtype (the paper's 1.25 is for fp32) and the library (Gloo runs a reduce_scatter as an
-# all_reduce). `owner` (lesson 10) expects averaged gradients, and the last row of each dtype adds the all_reduce that
-# averages them.
+# all_reduce).
+#
+# <details><summary>What does the last row of each dtype add?</summary>
+#
+# `owner` (lesson 10) expects averaged gradients, so that row adds the all_reduce that averages them.
+#
+# </details>
 #
 # ## Time, as a profiler logs it
 #
@@ -177,9 +182,9 @@ print(lesson.say_events(mine))
 
 # %% [markdown]
 # An event with `c10d::` in its name is the launch, which only hands the work to another thread. The event with the
-# backend's name (`gloo:`) is the work that this thread does. The table calls it a kernel, because on a GPU a kernel
-# does it. There, a collective also gets an **annotation**, a label over a stretch of time, on the CPU and on the GPU.
-# So each collective leaves four events, as in a step of the report's asynchronous run:
+# backend's name (`gloo:`) is that work. The table calls it a kernel, because on a GPU a kernel does it. There, a
+# collective also gets an **annotation**, a label over a stretch of time, on the CPU and on the GPU. So each
+# collective leaves four events, as in a step of the report's asynchronous run:
 
 # %%
 events = lesson.gpu_step()
@@ -339,9 +344,9 @@ lesson.early_exercise().check(early)
 # </details>
 
 # %% [markdown]
-# Newton–Schulz, too, began 19 ms before the dp gather's end. Some entries may have come in time, but nothing made
-# sure of that, because in all five steps a *wait* is missing (lesson 12). That explains the gain: the run that waits
-# spent 42.8 ms in dp gathers, and async's span is shorter by almost as much, 40.7 ms.
+# Newton–Schulz, too, began 19 ms before the dp gather's end. In all five steps a *wait* is missing (lesson 12), so
+# nothing made sure that the entries came in time. That explains the gain: the run that waits spent 42.8 ms in dp
+# gathers, and async's span is shorter by almost as much, 40.7 ms.
 #
 # <details><summary>An open task: write the report's author a correction (30 minutes)</summary>
 #
@@ -542,7 +547,7 @@ quiz = lesson.quiz(counted, dp, tp)
 answers = {
     "bf16": ...,  # zero1's bytes over AdamW's on a ring, all bf16
     "gloo": ...,  # layerwise's bytes over AdamW's on Gloo, fp32
-    "Newton–Schulz": ...,  # its part of a step's time, .product / .seconds of lesson.muon_step("all fp32", "layerwise")
+    "Newton–Schulz": ...,  # its part of a step's time: .product / .seconds of lesson.muon_step("all fp32", "layerwise")
 }
 
 # %%
@@ -566,8 +571,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Where it turns
 #
-# Forward and backward take `forward` seconds a token. To reach the same loss, AdamW takes `times` steps for each step
-# of Muon. At how many tokens a step does Muon begin to lead?
+# Forward and backward take `forward` seconds a token. At how many tokens a step does Muon begin to reach the same
+# loss sooner?
 #
 # <details><summary>Hint</summary>
 #
@@ -608,8 +613,14 @@ turning.check(break_even)
 print(lesson.say_turns(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
+# <details><summary>What does this table say about links?</summary>
+#
 # With `zero1`, Muon needs larger batches to lead on slow links than on fast ones. With `boundary` it is the other way
-# round. In which settings does Muon lead if both take equally many steps?
+# round, because each of its steps sends hardly more than AdamW's, and AdamW takes more steps.
+#
+# </details>
+#
+# In which settings does Muon lead if both take equally many steps?
 
 # %%
 lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even
@@ -622,6 +633,6 @@ lesson.explore_costs(live=widgets)  # choose "as many", or ask your break_even
 # </details>
 
 # %% [markdown]
-# So far there were only a few ranks, and the next lesson asks what changes with thousands.
+# The next lesson asks what changes with thousands of ranks.
 #
 # *Read on:* [Fantastic Pretraining Optimizers](https://arxiv.org/abs/2509.02046)

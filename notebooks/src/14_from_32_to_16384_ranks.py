@@ -166,8 +166,9 @@ lesson.explore_scale(live=widgets)
 # ## Inside a node and between nodes
 #
 # A node is one machine with 8 GPUs and 8 network cards. Each place along tp has a dp ring of its own, and the rings
-# that pass through a node share its cards evenly: with tp=1 one ring has all eight cards, with tp=8 eight rings have
-# one card each. If each rank sends its part of the gradients once, in fp32, how many seconds does that take?
+# that pass through a node share its cards evenly: with tp=1, one ring has all eight, and only one of its ranks in a
+# node sends to the next node. If each rank sends its part of the gradients once, in fp32, how many seconds does that
+# take?
 #
 # *Easy · 4 minutes · required*
 
@@ -221,8 +222,13 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 # </details>
 
 # %% [markdown]
-# But they are not alike: the costliest alone takes 5.80 fair shares, and sets the floor. Experts are alike, and each of
-# their owners has many, so their work balances by itself.
+# But they are not alike: the costliest alone takes 5.80 fair shares, and sets the floor.
+#
+# <details><summary>And the experts?</summary>
+#
+# Experts are alike, and each of their owners has many, so their work balances by itself.
+#
+# </details>
 #
 # ## Against a clock
 #
@@ -250,8 +256,8 @@ compare({"alike": alike}, {"alike": round(lesson.shares_by_index([1] * 610, 256)
 #
 # DDP is PyTorch's plain data parallelism. While it averages one bucket's bf16 gradients, backward computes the next
 # bucket's. The ranks along dp share a batch evenly, and backward takes 4 operations for each token and each entry that
-# a rank holds. So the more ranks, the less each computes. Up to how many ranks along dp can backward hide the
-# all_reduces, if you count their bytes and no latency?
+# a rank holds. So the more ranks, the less each computes. Up to how many ranks can backward hide the all_reduces, not
+# counting latency?
 #
 # <details><summary>Hint</summary>
 #
@@ -287,8 +293,7 @@ most.check(most_ranks)
 # </details>
 
 # %% [markdown]
-# The planner adds the latency of each all_reduce, so in the picture the two curves, backward and all_reduces, meet at
-# fewer ranks than your number.
+# The planner also counts latency, so in the picture the two curves meet at fewer ranks than your number.
 #
 # <details><summary>For which GPUs, and how many tokens?</summary>
 #
@@ -311,7 +316,8 @@ lesson.draw_hidden(most_ranks(lesson.TOKENS, lesson.FLOPS, lesson.card()))
 
 # %% tags=["stub", "predict"]
 # forward takes 2 operations for each token and entry, and in backward a reduce_scatter sums the gradients
-zero3 = ...  # up to how many ranks along dp can computing hide its collectives: "fewer" than DDP's, "as many", "more"?
+# compared with DDP's limit, can computing hide its collectives up to "fewer" ranks along dp, "as many", or "more"?
+zero3 = ...
 # an MLP multiplies tokens × D by D × F, then by F × D. tp cuts F, so an all_reduce sums the outputs (tokens × D,
 # bf16). Over network cards, up to how many tp ranks does this all_reduce take no longer than the products?
 tp_ranks = ...  # one call of your most_ranks gives it; lesson.WIDTH is F

@@ -61,7 +61,7 @@ _ = my_muon.so_far("15")
 # In the picture, rank 2 left the loop a step early. The others waited for it, and all error
 # messages came from them.
 #
-# In this lesson you repair broken runs of one training loop, in which each matrix has an owner along dp:
+# You will repair broken runs of this training loop, in which each matrix has an owner along dp:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
@@ -78,9 +78,9 @@ print(clinic.read("hang", "take_step"))
 # log      both
 # ```
 #
-# The picture's run hangs. In a second run, which ends, rank 1 uses another learning rate from step 2 on. A step has
-# six results, from `gradient` to `share`, the *rungs* of a ladder; `input` is what Newton–Schulz gets. Which rung is
-# the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
+# A second run ends, but in it rank 1 uses another learning rate from step 2 on. A step has six results, from
+# `gradient` to `share`, the *rungs* of a ladder; `input` is what Newton–Schulz gets. Which rung is wrong first in
+# step 2? And when the run ends, do all copies of the weights agree?
 #
 # *Easy · 2 minutes · required*
 
@@ -113,7 +113,7 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# All copies agree, because they get their new rows from the same owner, right or wrong.
+# All copies agree, because they come from the same owner.
 #
 # ## If it hangs: compare the calls
 #
@@ -129,14 +129,14 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# While a run of your own stands still, `py-spy dump --pid …` shows such a stack, to be read from the bottom up:
+# While your own run hangs, `py-spy dump --pid …` shows such a stack, to be read from the bottom up:
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
 # To find the missing rank, you need the calls of all ranks. PyTorch's **flight recorder** keeps them. Here are rank
-# 0's last ones (`[[]]` is the shape of a single number, and PyTorch numbers the groups in its own way):
+# 0's last ones:
 #
 # <details><summary>How to switch it on, and what it does not know</summary>
 #
@@ -304,18 +304,18 @@ lesson.draw_ladder(lie)
 #
 # </details>
 #
-# Here the weights after `share` are wrong. By how much?
+# By how much are the weights after `share` wrong?
 
 # %%
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# Together the columns tell you the kind of mistake: `size` is a norm divided by the oracle's, `cosine` compares with
-# the oracle's numbers, and `difference` is the largest difference of two entries, divided by the oracle's largest
-# entry. A forgotten factor changes an update's size, but not its cosine. Other data, another seed, or an earlier
-# wrong step change both. A wrong lr, as here, shows in the *weights* (rung `share`), and changes both a little. If
-# size and cosine are both 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. Now the
-# method that makes the wrong weights:
+# The columns tell you the kind of mistake: `size` is a norm divided by the oracle's, `cosine` compares with the
+# oracle's numbers, and `difference` is the largest difference of two entries, divided by the oracle's largest entry.
+# A forgotten factor changes an update's size, but not its cosine. Other data, another seed, or an earlier wrong step
+# change both. A wrong lr, as here, shows only in the *weights* (rung `share`). They are mostly old weights, which are
+# right, so both change only a little. If size and cosine are both 1 and the difference is near 10⁻⁷, entries were
+# added in another order: *no bug*. This method makes the wrong weights:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -345,7 +345,7 @@ clinic.check("lie", repair_lie)
 # %% [markdown]
 # ## Now you
 #
-# Each file is a case of its own, so rest in between. Answer `"nothing"` if no line is wrong. Your tools:
+# Repair each file, or answer `"nothing"` if no line is wrong. Your tools:
 #
 # ```text
 # ranks gave up waiting   suspects(waits(lesson.logs(run)))   lesson.say_calls(run, step)

@@ -67,8 +67,7 @@ lesson.show_plain()
 
 # %% [markdown]
 # `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices and AdamW for the rest.
-# Which lines of the loop above change if you use it? And which further lines must change so that the run survives a
-# kill?
+# Which lines of the loop change if you use it? And which others must change so that the run survives a kill?
 #
 # *Easy · 3 minutes · required*
 
@@ -95,7 +94,7 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# If you swap lines 1 and 2, and make the optimizer first, how many of the model's six parameters move in a step?
+# If you swap lines 1 and 2, how many of the model's six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -186,7 +185,7 @@ print(f"if each rank clips its own part, the norm is {plain.clipped_alone:.2f} t
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part, in its own file. Write the functions that save and load.
+# So every rank must write its part, in its own file. Write the functions that save and load.
 #
 # <details><summary>Hint</summary>
 #
@@ -211,8 +210,8 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step with which the loop should go on, 0 in a new run (the step's number also picks its batch)
 
 # %% [markdown]
-# The check runs a training with both. Between two checkpoints the last rank kills itself, and new ranks continue on
-# another grid with *your* `load`.
+# In the check, the last rank kills itself between two checkpoints, and new ranks continue on another grid with *your*
+# `load`.
 
 # %%
 survived.check(save, load)
@@ -241,7 +240,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# This is your run, killed and continued. Diamonds are checkpoints.
+# Your run, killed and continued (diamonds are checkpoints):
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -263,7 +262,7 @@ lesson.draw_life(life, others.undisturbed)
 #
 # ## Predict: the same bits?
 #
-# But does the new grid get the numbers that the old one would have had, to the last bit?
+# But would the old grid have had the same numbers, to the last bit?
 #
 # <details><summary>Hint</summary>
 #
@@ -296,9 +295,8 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Loading only copies numbers, and in a step a matrix is whole when it is orthogonalized, whichever rank held which
-# part. But the gradient is a sum over ranks. Another grid adds in another order, and from there the runs drift
-# apart. On the *same* grid they do not:
+# Loading only copies numbers, and in a step a matrix is whole when it is orthogonalized. But another grid adds the
+# ranks' gradients in another order, and from there the runs drift apart. On the *same* grid they do not:
 
 # %% tags=["answer"]
 print("killed and continued on the same grid, equal to the undisturbed run:", lesson.ends_alike(others))
@@ -306,8 +304,8 @@ print("killed and continued on the same grid, equal to the undisturbed run:", le
 # %% [markdown]
 # ## Five more traps
 #
-# There are five more ways to go wrong: keep AdamW's rate (*learning rate*), or its default of another setting (*weight
-# decay*); give Muon every matrix (*embedding and head*); add up gradients in bfloat16 (*reduce dtype*); load a compiled
+# You can also keep AdamW's rate (*learning rate*); leave weight decay at its default, as with AdamW (*weight decay*);
+# give Muon every matrix (*embedding and head*); add up gradients in bfloat16 (*reduce dtype*); load a compiled
 # model's weights into the plain model (*checkpoint keys*).
 #
 # *Easy · 2 minutes · required*
@@ -389,10 +387,9 @@ lesson.quiz().check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# `my_muon.py` now trains a small GPT on real processes, on three grids. To compare, each rank also gives the same
-# full gradients to `torch.optim.Muon`. (Each rank runs the
-# model with whole weights, and tp cuts the optimizer's matrices alone.) On which grid does a rank send the fewest bytes
-# in `step()`? And on which does a rank orthogonalize the most matrices?
+# `my_muon.py` now trains a small GPT on real processes, on three grids. (Each rank runs the model with whole
+# weights, and tp cuts the optimizer's matrices alone.) On which grid does a rank send the fewest bytes in `step()`?
+# And on which does a rank orthogonalize the most matrices?
 #
 # *Easy · 2 minutes · required*
 
@@ -438,8 +435,8 @@ compare({"least": least, "most_work": most_work}, my_muon.best_grids(finale))
 #
 # </details>
 #
-# Outside a notebook, **torchrun** starts one process for each rank, and if one dies it starts all of them again, up
-# to `--max-restarts` times. Run this in a terminal, in the folder of `my_muon_complete.py` (your file, completed):
+# Outside a notebook, **torchrun** starts one process for each rank, and if one dies it restarts all of them, up to
+# `--max-restarts` times. Run this in a terminal, in the folder of `my_muon_complete.py` (your file, completed):
 
 # %%
 my_muon.show_command(steps, seed)

@@ -162,7 +162,7 @@ def say_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) ->
         f"{'latency':<29}{wire.latency * 1e6:10,.0f} µs\n"
         f"{'bandwidth, fitted to all':<29}{wire.bandwidth / 1e9:10.2f} GB/s\n"
         f"{'bandwidth, largest message':<29}{sizes[-1] / seconds[-1] / 1e9:10.2f} GB/s\n"
-        f"{'bytes sent in one latency':<29}{same / 1e3:10,.0f} kB\n"
+        f"{'bytes that take one latency':<29}{same / 1e3:10,.0f} kB\n"
         f"{'64 messages of 1 kB':<29}{64 * wire.seconds(1e3) * 1e6:10,.0f} µs\n"
         f"{'1 message of 64 kB':<29}{wire.seconds(64e3) * 1e6:10,.0f} µs"
     )
