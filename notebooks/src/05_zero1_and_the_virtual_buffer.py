@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
+# **Fifty-five minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum and where in
 # its memory. You can also say which matrices straddle a boundary, which ranks need them, and what that costs, all
 # found with functions of your own, on real processes.
 #

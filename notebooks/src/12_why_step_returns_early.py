@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy-five minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
+# **Seventy minutes.** The optional exercises take eighteen more. At the end you can read a timeline, say how long a
 # schedule takes before it runs, write the loop that hides communication behind work, and find a wait that is missing in
 # another loop. In the optional part, the last two sections, you order the work of a pipeline and trade a stage's memory
 # for work. A good place to stop is before *Find the missing wait*. When you come back, run all cells above it again.
