@@ -367,6 +367,6 @@ compare({"halves": halves}, {"halves": found, **kept, "bytes of ZeRO-1's AdamW":
 # </details>
 
 # %% [markdown]
-# Your bill holds for cuts that this package knows, and the next lesson plugs in your own.
+# Your bill holds for cuts that this package knows, and the next lesson asks how you plug in your own.
 #
 # *Read on:* [Sharded matrices](https://jax-ml.github.io/scaling-book/sharding)
