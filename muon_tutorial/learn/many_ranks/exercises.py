@@ -234,7 +234,7 @@ def judge_layer(dp: int, tp: int, outputs: Sequence[Any]) -> str | None:
         tokens, expert_of, weights, matrix = layers[rank // tp]
         right, bare, scale = due[rank // tp], plain[rank // tp], weights[:, None]
         if not isinstance(found, Tensor) or found.shape != right.shape:
-            what = getattr(found, "shape", found)
+            what = found.shape if isinstance(found, Tensor) else type(found).__name__
             return f"Rank {rank} must return one row for each of its {len(tokens)} tokens, not {what}."
         found, sent, own = found.to(right), expert_of.argsort(stable=True), answers_of(tokens, matrix) * scale
         turned = "has its answers in the order in which it sent the tokens. The tokens' order is another."
