@@ -219,7 +219,7 @@ def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
     """The ways through the course, as a Markdown list.
 
     >>> print(paths([CoursePath("Two", ("00", "01"))]))
-    - *Two* (70 minutes): 00, 01.
+    - *Two* (75 minutes): 00, 01.
     """
     return "\n".join(
         _item(f"*{path.name}* ({path.minutes} minutes): {', '.join(path.numbers)}. {path.note}".rstrip())
