@@ -22,7 +22,6 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ _LONGEST, _MOST_NAMED = 2**16, 1000  # most bytes of ``latest``, and most checkp
 _STEP = re.compile(r"step-(\d{8,})")
 _process = cache(lambda: uuid.uuid4().hex)  # the last line of each ``latest`` that this process writes
 
-_last_savers: MutableMapping[Path, CheckpointManager] = WeakValueDictionary()
+_last_savers: MutableMapping[Path, CheckpointManager] = weakref.WeakValueDictionary()
 """The manager of this process that has saved last to a folder, as long as that manager lives."""
 
 
@@ -115,18 +114,7 @@ class CheckpointManager:
         target = self._path(step)
 
         def contents() -> ContentsToSave:
-            if self._has_saved and self._latest()[-1:] not in ([], [_process()]):
-                raise CheckpointError(
-                    f"another process has saved to {self.folder} since this run's last save: each run needs "
-                    "a folder of its own, and an earlier job of the same run must have ended"
-                )
-            other = _last_savers.get(self.folder.resolve(), self)
-            if self._has_saved and other is not self and other._optimizer() not in (None, optimizer):
-                raise CheckpointError(
-                    f"another CheckpointManager has saved another optimizer to {self.folder} since this "
-                    "one's last save, and each would remove the other's checkpoints: give each its own folder"
-                )
-            self._optimizer = weakref.ref(optimizer)
+            self._refuse_others(optimizer)
             found = contents_to_save(model, optimizer, extra, rename)
             return found if wait else self._copied(found)
 
@@ -146,6 +134,21 @@ class CheckpointManager:
         self._pending = PendingSave(thread.submit(save))
         thread.shutdown(wait=False)  # the thread ends once it has saved
         return self._pending
+
+    def _refuse_others(self, optimizer: Saveable) -> None:
+        """Refuse a save if another run has saved to the folder since this manager's last save."""
+        if self._has_saved and self._latest()[-1:] not in ([], [_process()]):
+            raise CheckpointError(
+                f"another process has saved to {self.folder} since this run's last save: each run needs "
+                "a folder of its own, and an earlier job of the same run must have ended"
+            )
+        other = _last_savers.get(self.folder.resolve(), self)
+        if self._has_saved and other is not self and other._optimizer() not in (None, optimizer):
+            raise CheckpointError(
+                f"another CheckpointManager has saved another optimizer to {self.folder} since this "
+                "one's last save, and each would remove the other's checkpoints: give each its own folder"
+            )
+        self._optimizer = weakref.ref(optimizer)
 
     def _copied(self, contents: ContentsToSave) -> ContentsToSave:
         """Copy the tensors to CPU memory, into the buffers of the previous copy where they fit."""

@@ -375,7 +375,7 @@ def test_the_finales_adamw_is_near_the_best_of_five_rates(seed: int, monkeypatch
         ends[rate] = training.losses_of_adamw(12, 4, seed)[-1]
     assert ends[0.012] <= 1.025 * min(ends.values())
     assert ends[0.003] > 1.15 * ends[0.012]
-    assert seed or (round(ends[0.003], 2), round(ends[0.012], 2)) == (4.04, 3.40)
+    assert seed or (ends[0.003], ends[0.012]) == pytest.approx((4.04, 3.40), abs=0.02)
 
 
 def test_the_program_says_in_which_folder_it_belongs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

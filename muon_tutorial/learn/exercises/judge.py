@@ -110,9 +110,9 @@ class Exercise:
     """One exercise: ``judge`` gets the answers, and returns what is wrong with them, or None.
 
     A failed try gets the next hint of the ``Diagnosis`` or, if that has none, of ``hints``.
-    ``praise`` says why the right answer is right; ``par`` measures how good it is, and ``draw`` draws it.
-    Right answers are written to the reader's my_muon.py under the names in ``keeps``, one per answer, and
-    the best score with a par is noted there. An ``optional`` exercise may stay open.
+    ``praise`` says why the right answer is right; ``par`` measures how good it is. Right answers are written
+    to the reader's my_muon.py under the names in ``keeps``, one per answer, and the best score with a par is
+    noted there. An ``optional`` exercise may stay open.
 
     >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
@@ -130,7 +130,6 @@ class Exercise:
     par: Par | None = None
     keeps: Sequence[str] = ()
     optional: bool = False
-    draw: Callable[..., Picture] | None = None
     wrong: int = field(default=0, init=False)
     opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
@@ -156,8 +155,7 @@ class Exercise:
             mine = self.par.count(*answers) if self.par else math.nan
             score = self.par.say(mine) if self.par else ""
             said = self.praise, score, patience, *self._keep(answers, mine)
-            drawn = self.draw(*answers) if self.draw else found.picture
-            return AnswerVerdict(True, " ".join(filter(None, said)), drawn)
+            return AnswerVerdict(True, " ".join(filter(None, said)), found.picture)
         self.wrong += 1
         hint = self._hint(found)
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
@@ -271,13 +269,15 @@ def written(
     *slips: Slip,
     say: str,
     hint_of: Mapping[str, str] = MappingProxyType({}),
+    draw: Callable[..., Picture] | None = None,
     **more: Any,
 ) -> Exercise:
     """A function of numbers, lists and strings, compared with ``right`` in each case.
 
     ``say`` is a format that names a case by its arguments. If the answer gives the same values as one of the
     ``slips``, the message says which slip that is. If ``right`` returns a dictionary, the first wrong key is
-    named, with its hint from ``hint_of``. ``more`` are other fields of the exercise.
+    named, with its hint from ``hint_of``. ``draw`` makes a picture of a right answer. ``more`` are other
+    fields of the exercise.
 
     >>> square = ("That is its square.", lambda n: n * n)
     >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
@@ -299,7 +299,7 @@ def written(
         tried, hints = cases[: len(found)], tuple[str, ...]()
         pairs = zip(tried, found, wanted, strict=False)
         if (wrong := next((each for each in pairs if not _alike(*each[1:])), None)) is None:
-            return None
+            return Diagnosis("", picture=draw(function)) if draw else None
         case, mine, due = wrong
         made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in tried]))
         where = f"For {say.format(*case)}"

@@ -217,9 +217,7 @@ def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
     phase = ""
     while phase != AFTER:
         try:
-            turn = walk.send(
-                answers.pop()
-            )  # keeps no reference here, so that the walk decides when to free an answer
+            turn = walk.send(answers.pop())  # no other reference, so the walk decides when to free it
         except StopIteration:
             turn, phase = None, AFTER
         request = turn.request if isinstance(turn, Start) else turn

@@ -15,7 +15,7 @@ def compare(q, k, at, rank, source):
     return rows, columns, scores.masked_fill(~sees[rows][:, columns], -torch.inf)
 
 
-class Attention(torch.autograd.Function):
+class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rank, ranks, at=None):
         block, out = torch.stack((k, v)), torch.zeros_like(q)
@@ -48,7 +48,7 @@ class Attention(torch.autograd.Function):
         return d_q, *pass_on(d_block, rank, ranks), None, None, None
 
 
-attention = Attention.apply
+attention = RingAttention.apply
 
 
 def positions(rank, ranks, tokens):
